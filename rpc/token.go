@@ -16,7 +16,6 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/muster-hpc/muster/ops/pki"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
 )
@@ -48,11 +47,11 @@ func SignToken(token *nodev1.UserToken, certificate tls.Certificate) (string, er
 	if leaf == nil {
 		return "", errors.New("sign a token: the certificate was not parsed")
 	}
-	name, role, err := pki.Peer(leaf)
+	name, role, err := PeerOfCertificate(leaf)
 	if err != nil {
 		return "", fmt.Errorf("sign a token: %w", err)
 	}
-	if role != pki.RoleNode || name != token.GetNode() {
+	if role != RoleNode || name != token.GetNode() {
 		return "", fmt.Errorf("sign a token for node %q: the certificate is that of %s %q", token.GetNode(), role, name)
 	}
 	key, ok := certificate.PrivateKey.(crypto.Signer)
@@ -112,11 +111,11 @@ func verifySignature(encoded string, roots *x509.CertPool, now time.Time) (*node
 	}); err != nil {
 		return nil, fmt.Errorf("the token's certificate is not from this cluster's CA: %w", err)
 	}
-	name, role, err := pki.Peer(cert)
+	name, role, err := PeerOfCertificate(cert)
 	if err != nil {
 		return nil, err
 	}
-	if role != pki.RoleNode {
+	if role != RoleNode {
 		return nil, fmt.Errorf("the token is signed by %s %q; only nodes vouch for users", role, name)
 	}
 	key, ok := cert.PublicKey.(*ecdsa.PublicKey)

@@ -16,16 +16,17 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/muster-hpc/muster/rpc"
 )
 
 // Role is what the holder of a certificate is; it is the certificate's organisational unit.
-type Role string
+type Role = rpc.Role
 
+// The roles, as in package rpc.
 const (
-	// RoleController is a member of the control plane.
-	RoleController Role = "muster-controller"
-	// RoleNode is an agent.
-	RoleNode Role = "muster-node"
+	RoleController = rpc.RoleController
+	RoleNode       = rpc.RoleNode
 )
 
 // Lifetimes of certificates, and how far they are dated back against clocks that disagree.
@@ -197,11 +198,11 @@ func newIdentity(caPEM, certPEM, keyPEM []byte) (*Identity, error) {
 			return nil, fmt.Errorf("certificate: %w", err)
 		}
 	}
-	roots, err := Roots(caPEM)
+	roots, err := rpc.Roots(caPEM)
 	if err != nil {
 		return nil, err
 	}
-	if _, _, err := Peer(certificate.Leaf); err != nil {
+	if _, _, err := rpc.PeerOfCertificate(certificate.Leaf); err != nil {
 		return nil, err
 	}
 	return &Identity{CAPEM: caPEM, CertPEM: certPEM, KeyPEM: keyPEM, Certificate: certificate, Roots: roots}, nil
@@ -243,38 +244,11 @@ func (i *Identity) Name() string { return i.Certificate.Leaf.Subject.CommonName 
 
 // Role returns the role of the certificate.
 func (i *Identity) Role() Role {
-	_, role, err := Peer(i.Certificate.Leaf)
+	_, role, err := rpc.PeerOfCertificate(i.Certificate.Leaf)
 	if err != nil { // newIdentity checked it
 		return ""
 	}
 	return role
-}
-
-// Roots returns a pool with the CA certificates in caPEM.
-func Roots(caPEM []byte) (*x509.CertPool, error) {
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(caPEM) {
-		return nil, errors.New("the CA's PEM contains no certificate")
-	}
-	return pool, nil
-}
-
-// Peer returns name and role in a certificate. It does not check who signed it. An error means that the certificate is
-// none of Muster's.
-func Peer(cert *x509.Certificate) (name string, role Role, err error) {
-	name = cert.Subject.CommonName
-	if name == "" {
-		return "", "", errors.New("the certificate has no common name")
-	}
-	if len(cert.Subject.OrganizationalUnit) != 1 {
-		return "", "", fmt.Errorf("the certificate of %q has %d organisational units instead of one", name,
-			len(cert.Subject.OrganizationalUnit))
-	}
-	role = Role(cert.Subject.OrganizationalUnit[0])
-	if role != RoleController && role != RoleNode {
-		return "", "", fmt.Errorf("the certificate of %q has the unknown role %q", name, role)
-	}
-	return name, role, nil
 }
 
 func newSerial() (*big.Int, error) {

@@ -46,7 +46,6 @@ const DefaultSocket = "/run/muster/agent.sock"
 type Client struct {
 	jobs    apiv1connect.JobServiceClient
 	cluster apiv1connect.ClusterServiceClient
-	agents  nodev1connect.AgentServiceClient
 }
 
 // Open asks the local agent for a token and for the controllers. The error says what to do if there is no agent.
@@ -61,8 +60,9 @@ func (c *Client) Jobs() apiv1connect.JobServiceClient { return c.jobs }
 // Cluster returns the cluster service; calls go to the leader where it is known.
 func (c *Client) Cluster() apiv1connect.ClusterServiceClient { return c.cluster }
 
-// Agents returns the service for agents; calls go to the controller that answered last.
-func (c *Client) Agents() nodev1connect.AgentServiceClient { return c.agents }
+// Agents returns the service for agents at one controller (host:port). Its calls are neither retried nor hedged, because
+// Syncs are numbered: the agent decides itself when it turns to another controller.
+func (c *Client) Agents(address string) nodev1connect.AgentServiceClient { panic("skeleton") }
 
 // Node returns the service of the agent at address (host:port), with the same token. Its calls are neither retried nor
 // hedged.
