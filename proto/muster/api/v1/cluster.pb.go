@@ -1553,7 +1553,11 @@ type SchedulerStatus struct {
 	// Jobs started by this leader.
 	Placed uint64 `protobuf:"varint,4,opt,name=placed,proto3" json:"placed,omitempty"`
 	// When the last pass ended, by the leader's clock.
-	LastPassTime  *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_pass_time,json=lastPassTime,proto3" json:"last_pass_time,omitempty"`
+	LastPassTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_pass_time,json=lastPassTime,proto3" json:"last_pass_time,omitempty"`
+	// What keeps the leader from deciding (too many nodes silent, digests without a majority), a sentence each; empty if nothing does.
+	Alarms []string `protobuf:"bytes,6,rep,name=alarms,proto3" json:"alarms,omitempty"`
+	// Nodes that are overdue by one renewal or do not echo their last grant.
+	OverdueNodes  uint32 `protobuf:"varint,7,opt,name=overdue_nodes,json=overdueNodes,proto3" json:"overdue_nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1621,6 +1625,20 @@ func (x *SchedulerStatus) GetLastPassTime() *timestamppb.Timestamp {
 		return x.LastPassTime
 	}
 	return nil
+}
+
+func (x *SchedulerStatus) GetAlarms() []string {
+	if x != nil {
+		return x.Alarms
+	}
+	return nil
+}
+
+func (x *SchedulerStatus) GetOverdueNodes() uint32 {
+	if x != nil {
+		return x.OverdueNodes
+	}
+	return 0
 }
 
 // ConfigureRequest replaces the configuration.
@@ -2278,14 +2296,16 @@ const file_muster_api_v1_cluster_proto_rawDesc = "" +
 	"\rjobs_by_state\x18\t \x03(\v22.muster.api.v1.GetClusterResponse.JobsByStateEntryR\vjobsByState\x1a>\n" +
 	"\x10JobsByStateEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xce\x01\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\x8b\x02\n" +
 	"\x0fSchedulerStatus\x12\x16\n" +
 	"\x06passes\x18\x01 \x01(\x04R\x06passes\x12 \n" +
 	"\flast_pass_us\x18\x02 \x01(\x04R\n" +
 	"lastPassUs\x12'\n" +
 	"\x0flast_considered\x18\x03 \x01(\x04R\x0elastConsidered\x12\x16\n" +
 	"\x06placed\x18\x04 \x01(\x04R\x06placed\x12@\n" +
-	"\x0elast_pass_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\flastPassTime\"\xaa\x01\n" +
+	"\x0elast_pass_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\flastPassTime\x12\x16\n" +
+	"\x06alarms\x18\x06 \x03(\tR\x06alarms\x12#\n" +
+	"\roverdue_nodes\x18\a \x01(\rR\foverdueNodes\"\xaa\x01\n" +
 	"\x10ConfigureRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12B\n" +
