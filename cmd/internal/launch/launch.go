@@ -1,0 +1,380 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect/v2"
+
+	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+	"github.com/muster-hpc/muster/proto/muster/api/v1/apiv1connect"
+	"github.com/muster-hpc/muster/proto/muster/node/v1/nodev1connect"
+)
+
+// Bounds of an attachment; each is a row of docs/limits.md.
+const (
+	// stepPoll is how long a controller may hold the question for the step's end.
+	stepPoll = 20 * time.Second
+	// stepWait is how long an agent may wait for the step to appear on its node.
+	stepWait = 10 * time.Second
+	// drainAfterEnd is how long a silent agent is waited for once the controllers know the step's end.
+	drainAfterEnd = 5 * time.Second
+	// retryFirst and retryMost bound the pause before an agent or the controllers are asked again.
+	retryFirst = 20 * time.Millisecond
+	retryMost  = time.Second
+	// inputPiece is the largest piece of stdin that is sent at once.
+	inputPiece = 64 << 10
+	// longestLine is the longest line that is kept whole for a label; a longer one is broken.
+	longestLine = 1 << 20
+)
+
+// Cluster is the part of rpc/client.Client that an attachment needs.
+type Cluster interface {
+	// Jobs answers questions about the step.
+	Jobs() apiv1connect.JobServiceClient
+	// Node reaches the agent at an address ("host:port").
+	Node(address string) nodev1connect.NodeServiceClient
+}
+
+// Options say what to attach to and where to.
+type Options struct {
+	// Program is the name in front of messages ("srun").
+	Program string
+	// Job, Attempt and Step name the step. Attempt 0 means the latest that has this step.
+	Job, Attempt, Step uint32
+	// Label puts "RANK: " in front of every line.
+	Label bool
+	// Stdin is sent to the tasks; nil sends nothing, not even its end.
+	Stdin io.Reader
+	// Stdout and Stderr take the output of tasks; messages go to Stderr as well.
+	Stdout, Stderr io.Writer
+	// StdinRank is the rank that gets Stdin; negative means all.
+	StdinRank int
+	// OnlyStdout and OnlyStderr limit a stream to one rank; nil means all.
+	OnlyStdout, OnlyStderr *uint32
+	// Quiet leaves out the messages about how tasks ended.
+	Quiet bool
+	// Created is the answer of CreateStep, if the caller has it: it saves a question.
+	Created *apiv1.Step
+	// Shares are the nodes of Created in rank order.
+	Shares []*apiv1.NodeShare
+}
+
+// Outcome is how the step ended.
+type Outcome struct {
+	// ExitCode is what srun returns: the highest of the tasks' exit codes, a signal counting as 128 plus its number.
+	ExitCode int
+	// Step is the newest record of the step that was seen. It may not show the end yet: agents tell the exits first.
+	Step *apiv1.Step
+	// Exits are the ends of all tasks that are known.
+	Exits []*apiv1.TaskExit
+}
+
+// ErrOutput means that output could not be written: the reader of a pipe is gone or a disk is full.
+var ErrOutput = errors.New("cannot write the output of tasks")
+
+// Attach streams the step's output and stdin until the exits of all tasks are known.
+// It returns ctx.Err() when ctx ends first, and an error that wraps ErrOutput when output cannot be written; the step
+// goes on in both cases. Refusals (no such step, not the owner) are returned as they came.
+func Attach(ctx context.Context, c Cluster, o Options) (Outcome, error) {
+	a := &attachment{cluster: c, options: o, nodes: map[string]*nodeReader{}, events: make(chan event)}
+	return a.run(ctx)
+}
+
+// event is what goroutines tell the loop; one field is set.
+type event struct {
+	step   *apiv1.GetStepResponse
+	reader *nodeReader
+	exits  []*apiv1.TaskExit
+	err    error
+}
+
+// attachment is one call of Attach. Its fields belong to the loop in run, except where said otherwise.
+type attachment struct {
+	cluster Cluster
+	options Options
+	printer *printer
+	events  chan event
+	group   sync.WaitGroup
+
+	step  *apiv1.Step
+	nodes map[string]*nodeReader // by agent address
+	ended <-chan time.Time       // runs from the moment the controllers know the end
+
+	targetsMu sync.Mutex // guards targets, which the feeder reads
+	targets   []string   // agents that take stdin
+}
+
+// nodeReader is one node that has tasks of the step.
+type nodeReader struct {
+	share  *apiv1.NodeShare
+	first  uint32 // lowest rank there
+	cancel context.CancelFunc
+	done   bool
+	exits  []*apiv1.TaskExit
+}
+
+func (a *attachment) run(parent context.Context) (Outcome, error) {
+	ctx, cancel := context.WithCancel(parent)
+	defer func() { cancel(); a.group.Wait() }()
+	step, shares := a.options.Created, a.options.Shares
+	if step == nil {
+		answer, err := a.cluster.Jobs().GetStep(ctx, a.question(0))
+		if err != nil {
+			return Outcome{}, err
+		}
+		step, shares = answer.GetStep(), answer.GetShares()
+	}
+	a.printer = newPrinter(a.options, step.GetNumTasks())
+	a.adopt(ctx, step, shares)
+	a.spawn(func() { a.watch(ctx) })
+	if a.options.Stdin != nil {
+		// The feeder is not waited for: a blocked Read of a terminal cannot be interrupted.
+		go a.feed(ctx)
+	}
+	for !a.finished() {
+		select {
+		case <-parent.Done():
+			return a.outcome(), parent.Err()
+		case <-a.printer.failed:
+			return a.outcome(), fmt.Errorf("%w: %w", ErrOutput, a.printer.err())
+		case <-a.ended:
+			a.settle()
+		case e := <-a.events:
+			if err := a.take(ctx, e); err != nil {
+				return a.outcome(), err
+			}
+		}
+	}
+	a.printer.flush()
+	a.explain(ctx)
+	return a.outcome(), nil
+}
+
+// spawn runs f in a goroutine that run waits for.
+func (a *attachment) spawn(f func()) {
+	a.group.Add(1)
+	go func() { defer a.group.Done(); f() }()
+}
+
+// question asks for the step, held for at most wait.
+func (a *attachment) question(wait time.Duration) *apiv1.GetStepRequest {
+	return &apiv1.GetStepRequest{
+		JobId: a.options.Job, StepId: a.options.Step, Attempt: a.options.Attempt,
+		WaitEndMs: uint32(wait.Milliseconds()),
+	}
+}
+
+// take changes the attachment by one event.
+func (a *attachment) take(ctx context.Context, e event) error {
+	switch {
+	case e.err != nil:
+		return e.err
+	case e.step != nil:
+		a.adopt(ctx, e.step.GetStep(), e.step.GetShares())
+		if ended(e.step.GetStep()) && a.ended == nil {
+			a.ended = time.After(drainAfterEnd)
+		}
+	case e.reader != nil && !e.reader.done:
+		e.reader.done, e.reader.exits = true, e.exits
+		a.printer.report(e.reader.share.GetNode(), e.exits)
+	}
+	return nil
+}
+
+// adopt takes the step's newest record: readers begin on nodes that are new, and stop on nodes that left the placement.
+func (a *attachment) adopt(ctx context.Context, step *apiv1.Step, shares []*apiv1.NodeShare) {
+	a.step = step
+	if len(shares) == 0 {
+		return
+	}
+	current := map[string]bool{}
+	var targets []string
+	rank := uint32(0)
+	for _, share := range shares {
+		first := rank
+		rank += share.GetTasks()
+		if share.GetTasks() == 0 {
+			continue
+		}
+		address := share.GetAgentAddress()
+		current[address] = true
+		if only := a.options.StdinRank; only < 0 || uint32(only) >= first && uint32(only) < rank {
+			targets = append(targets, address)
+		}
+		if a.nodes[address] != nil {
+			continue
+		}
+		readCtx, cancel := context.WithCancel(ctx)
+		reader := &nodeReader{share: share, first: first, cancel: cancel}
+		a.nodes[address] = reader
+		a.spawn(func() { a.read(readCtx, reader) })
+	}
+	for address, reader := range a.nodes {
+		if !current[address] {
+			reader.cancel()
+			delete(a.nodes, address)
+		}
+	}
+	a.targetsMu.Lock()
+	a.targets = targets
+	a.targetsMu.Unlock()
+}
+
+// finished tells whether every node has told the exits of its tasks.
+func (a *attachment) finished() bool {
+	for _, reader := range a.nodes {
+		if !reader.done {
+			return false
+		}
+	}
+	return len(a.nodes) > 0 || ended(a.step)
+}
+
+// settle ends the wait for agents that stay silent after the controllers knew the step's end; the step's record has
+// what is known of their tasks.
+func (a *attachment) settle() {
+	for _, reader := range a.nodes {
+		if reader.done {
+			continue
+		}
+		reader.cancel()
+		reader.done = true
+		reader.exits = within(a.step.GetExits(), reader.first, reader.share.GetTasks())
+		a.printer.report(reader.share.GetNode(), reader.exits)
+		if len(reader.exits) == 0 {
+			a.printer.message("error: %s: no word of its tasks; their output may be incomplete", reader.share.GetNode())
+		}
+	}
+}
+
+// explain says why the step ended if it did not end by itself.
+func (a *attachment) explain(ctx context.Context) {
+	forced := false
+	for _, reader := range a.nodes {
+		for _, exit := range reader.exits {
+			forced = forced || exit.GetEndedBySupervisor()
+		}
+	}
+	if forced && !ended(a.step) {
+		ctx, cancel := context.WithTimeout(ctx, drainAfterEnd)
+		defer cancel()
+		if answer, err := a.cluster.Jobs().GetStep(ctx, a.question(drainAfterEnd)); err == nil {
+			a.step = answer.GetStep()
+		}
+	}
+	if sentence := a.step.GetEndSentence(); sentence != "" && a.step.GetState() != apiv1.StepState_STEP_STATE_COMPLETED {
+		a.printer.message("error: step %d.%d: %s", a.options.Job, a.options.Step, sentence)
+	}
+}
+
+// outcome sums up what is known.
+func (a *attachment) outcome() Outcome {
+	o := Outcome{Step: a.step}
+	known := false
+	for _, reader := range a.nodes {
+		o.Exits = append(o.Exits, reader.exits...)
+		known = known || len(reader.exits) > 0
+	}
+	if !known {
+		o.Exits = a.step.GetExits()
+	}
+	for _, exit := range o.Exits {
+		o.ExitCode = max(o.ExitCode, ExitCode(exit))
+	}
+	if o.ExitCode == 0 && ended(a.step) && a.step.GetState() != apiv1.StepState_STEP_STATE_COMPLETED {
+		o.ExitCode = 1
+	}
+	return o
+}
+
+// ExitCode is the exit code of a shell for such an end: 128 plus the signal's number for a signal, 2 for a program
+// that could not be executed.
+func ExitCode(exit *apiv1.TaskExit) int {
+	switch {
+	case exit.GetSignal() != 0:
+		return 128 + int(exit.GetSignal())
+	case exit.GetLaunchError() != "" && exit.GetCode() == 0:
+		return 2
+	}
+	return int(exit.GetCode())
+}
+
+// ended tells whether a step's record shows its end.
+func ended(step *apiv1.Step) bool {
+	switch step.GetState() {
+	case apiv1.StepState_STEP_STATE_UNSPECIFIED, apiv1.StepState_STEP_STATE_PREPARING, apiv1.StepState_STEP_STATE_RUNNING:
+		return false
+	}
+	return true
+}
+
+// within cuts the exits of ranks [first, first+count) out of a step's exits.
+func within(exits []*apiv1.TaskExit, first, count uint32) []*apiv1.TaskExit {
+	var out []*apiv1.TaskExit
+	for _, e := range exits {
+		from, to := max(e.GetFirstRank(), first), min(e.GetFirstRank()+e.GetCount(), first+count)
+		if from >= to {
+			continue
+		}
+		out = append(out, &apiv1.TaskExit{
+			FirstRank: from, Count: to - from, Code: e.GetCode(), Signal: e.GetSignal(), LaunchError: e.GetLaunchError(),
+			OutOfMemory: e.GetOutOfMemory(), EndedBySupervisor: e.GetEndedBySupervisor(),
+		})
+	}
+	return out
+}
+
+// tell gives an event to the loop, unless the attachment is over.
+func (a *attachment) tell(ctx context.Context, e event) {
+	select {
+	case a.events <- e:
+	case <-ctx.Done():
+	}
+}
+
+// watch asks the controllers for the step's end until it is known.
+func (a *attachment) watch(ctx context.Context) {
+	pause := retryFirst
+	said := false
+	for ctx.Err() == nil {
+		answer, err := a.cluster.Jobs().GetStep(ctx, a.question(stepPoll))
+		switch {
+		case err == nil:
+			pause, said = retryFirst, false
+			a.tell(ctx, event{step: answer})
+			if ended(answer.GetStep()) {
+				return
+			}
+		case ctx.Err() != nil:
+			return
+		case connect.CodeOf(err) == connect.CodeNotFound && a.options.Attempt != 0:
+			// The record left the hot state; only the agents can tell.
+			return
+		default:
+			if !said && pause >= retryMost {
+				said = true
+				a.printer.message("no controller answers; step %d.%d goes on, waiting for its end", a.options.Job, a.options.Step)
+			}
+		}
+		// A server that does not hold the question must not be asked in a tight loop.
+		sleep(ctx, pause)
+		if err != nil {
+			pause = min(2*pause, retryMost)
+		}
+	}
+}
+
+// sleep waits for d or for the end of ctx.
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
