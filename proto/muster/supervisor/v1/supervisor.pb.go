@@ -599,6 +599,7 @@ type Request struct {
 	//	*Request_Terminate
 	//	*Request_Input
 	//	*Request_Dismiss
+	//	*Request_Limit
 	Verb          isRequest_Verb `protobuf_oneof:"verb"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -711,6 +712,15 @@ func (x *Request) GetDismiss() *Dismiss {
 	return nil
 }
 
+func (x *Request) GetLimit() *Limit {
+	if x != nil {
+		if x, ok := x.Verb.(*Request_Limit); ok {
+			return x.Limit
+		}
+	}
+	return nil
+}
+
 type isRequest_Verb interface {
 	isRequest_Verb()
 }
@@ -750,6 +760,11 @@ type Request_Dismiss struct {
 	Dismiss *Dismiss `protobuf:"bytes,8,opt,name=dismiss,proto3,oneof"`
 }
 
+type Request_Limit struct {
+	// Another time limit.
+	Limit *Limit `protobuf:"bytes,9,opt,name=limit,proto3,oneof"`
+}
+
 func (*Request_Watch) isRequest_Verb() {}
 
 func (*Request_Start) isRequest_Verb() {}
@@ -763,6 +778,8 @@ func (*Request_Terminate) isRequest_Verb() {}
 func (*Request_Input) isRequest_Verb() {}
 
 func (*Request_Dismiss) isRequest_Verb() {}
+
+func (*Request_Limit) isRequest_Verb() {}
 
 // Watch asks for the state.
 type Watch struct {
@@ -1113,6 +1130,52 @@ func (*Dismiss) Descriptor() ([]byte, []int) {
 	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{11}
 }
 
+// Limit replaces the time limit.
+type Limit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Time limit from the start in milliseconds; 0 means none.
+	TimeLimitMs   uint64 `protobuf:"varint,1,opt,name=time_limit_ms,json=timeLimitMs,proto3" json:"time_limit_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Limit) Reset() {
+	*x = Limit{}
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Limit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Limit) ProtoMessage() {}
+
+func (x *Limit) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Limit.ProtoReflect.Descriptor instead.
+func (*Limit) Descriptor() ([]byte, []int) {
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Limit) GetTimeLimitMs() uint64 {
+	if x != nil {
+		return x.TimeLimitMs
+	}
+	return 0
+}
+
 // Event is what the supervisor sends.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1128,7 +1191,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[12]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1203,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[12]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1216,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{12}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Event) GetId() uint64 {
@@ -1230,7 +1293,7 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\x11signals_delivered\x18\t \x01(\rR\x10signalsDelivered\x12\"\n" +
 	"\rstart_boot_ns\x18\n" +
 	" \x01(\x03R\vstartBootNs\x12!\n" +
-	"\finput_offset\x18\v \x01(\x04R\vinputOffset\"\xac\x03\n" +
+	"\finput_offset\x18\v \x01(\x04R\vinputOffset\"\xe1\x03\n" +
 	"\aRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x123\n" +
 	"\x05watch\x18\x02 \x01(\v2\x1b.muster.supervisor.v1.WatchH\x00R\x05watch\x123\n" +
@@ -1239,7 +1302,8 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\x06signal\x18\x05 \x01(\v2\x1c.muster.supervisor.v1.SignalH\x00R\x06signal\x12?\n" +
 	"\tterminate\x18\x06 \x01(\v2\x1f.muster.supervisor.v1.TerminateH\x00R\tterminate\x123\n" +
 	"\x05input\x18\a \x01(\v2\x1b.muster.supervisor.v1.InputH\x00R\x05input\x129\n" +
-	"\adismiss\x18\b \x01(\v2\x1d.muster.supervisor.v1.DismissH\x00R\adismissB\x06\n" +
+	"\adismiss\x18\b \x01(\v2\x1d.muster.supervisor.v1.DismissH\x00R\adismiss\x123\n" +
+	"\x05limit\x18\t \x01(\v2\x1b.muster.supervisor.v1.LimitH\x00R\x05limitB\x06\n" +
 	"\x04verb\"\a\n" +
 	"\x05Watch\"\x19\n" +
 	"\x05Start\x12\x10\n" +
@@ -1257,7 +1321,9 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x10\n" +
 	"\x03end\x18\x03 \x01(\bR\x03end\"\t\n" +
-	"\aDismiss\"d\n" +
+	"\aDismiss\"+\n" +
+	"\x05Limit\x12\"\n" +
+	"\rtime_limit_ms\x18\x01 \x01(\x04R\vtimeLimitMs\"d\n" +
 	"\x05Event\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x125\n" +
 	"\x05state\x18\x02 \x01(\v2\x1f.muster.supervisor.v1.StepStateR\x05state\x12\x14\n" +
@@ -1283,7 +1349,7 @@ func file_muster_supervisor_v1_supervisor_proto_rawDescGZIP() []byte {
 }
 
 var file_muster_supervisor_v1_supervisor_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_muster_supervisor_v1_supervisor_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_muster_supervisor_v1_supervisor_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_muster_supervisor_v1_supervisor_proto_goTypes = []any{
 	(Phase)(0),          // 0: muster.supervisor.v1.Phase
 	(*StepPlan)(nil),    // 1: muster.supervisor.v1.StepPlan
@@ -1298,12 +1364,13 @@ var file_muster_supervisor_v1_supervisor_proto_goTypes = []any{
 	(*Terminate)(nil),   // 10: muster.supervisor.v1.Terminate
 	(*Input)(nil),       // 11: muster.supervisor.v1.Input
 	(*Dismiss)(nil),     // 12: muster.supervisor.v1.Dismiss
-	(*Event)(nil),       // 13: muster.supervisor.v1.Event
-	(*v1.TaskExit)(nil), // 14: muster.api.v1.TaskExit
+	(*Limit)(nil),       // 13: muster.supervisor.v1.Limit
+	(*Event)(nil),       // 14: muster.supervisor.v1.Event
+	(*v1.TaskExit)(nil), // 15: muster.api.v1.TaskExit
 }
 var file_muster_supervisor_v1_supervisor_proto_depIdxs = []int32{
 	2,  // 0: muster.supervisor.v1.StepPlan.tasks:type_name -> muster.supervisor.v1.TaskPlan
-	14, // 1: muster.supervisor.v1.TaskState.exit:type_name -> muster.api.v1.TaskExit
+	15, // 1: muster.supervisor.v1.TaskState.exit:type_name -> muster.api.v1.TaskExit
 	0,  // 2: muster.supervisor.v1.StepState.phase:type_name -> muster.supervisor.v1.Phase
 	3,  // 3: muster.supervisor.v1.StepState.tasks:type_name -> muster.supervisor.v1.TaskState
 	6,  // 4: muster.supervisor.v1.Request.watch:type_name -> muster.supervisor.v1.Watch
@@ -1313,12 +1380,13 @@ var file_muster_supervisor_v1_supervisor_proto_depIdxs = []int32{
 	10, // 8: muster.supervisor.v1.Request.terminate:type_name -> muster.supervisor.v1.Terminate
 	11, // 9: muster.supervisor.v1.Request.input:type_name -> muster.supervisor.v1.Input
 	12, // 10: muster.supervisor.v1.Request.dismiss:type_name -> muster.supervisor.v1.Dismiss
-	4,  // 11: muster.supervisor.v1.Event.state:type_name -> muster.supervisor.v1.StepState
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	13, // 11: muster.supervisor.v1.Request.limit:type_name -> muster.supervisor.v1.Limit
+	4,  // 12: muster.supervisor.v1.Event.state:type_name -> muster.supervisor.v1.StepState
+	13, // [13:13] is the sub-list for method output_type
+	13, // [13:13] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_muster_supervisor_v1_supervisor_proto_init() }
@@ -1334,6 +1402,7 @@ func file_muster_supervisor_v1_supervisor_proto_init() {
 		(*Request_Terminate)(nil),
 		(*Request_Input)(nil),
 		(*Request_Dismiss)(nil),
+		(*Request_Limit)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1341,7 +1410,7 @@ func file_muster_supervisor_v1_supervisor_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_muster_supervisor_v1_supervisor_proto_rawDesc), len(file_muster_supervisor_v1_supervisor_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   13,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
