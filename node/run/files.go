@@ -1,0 +1,195 @@
+package run
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	supervisorv1 "github.com/muster-hpc/muster/proto/muster/supervisor/v1"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+)
+
+// Files in a step's directory; see the package documentation.
+const (
+	PlanFile    = "plan"
+	LockFile    = "lock"
+	SocketFile  = "socket"
+	StartedFile = "started"
+	PidsFile    = "pids"
+	ResultFile  = "result"
+	LogFile     = "log"
+)
+
+// CookieVariable is the environment variable by which every process of a step is known; its value is StepPlan.cookie.
+const CookieVariable = "MUSTER_STEP_COOKIE"
+
+// Version of the supervisor protocol that this package speaks.
+const Version = 1
+
+// OutFile is the name of the spool file of a task's standard output in the step's directory.
+func OutFile(rank uint32) string { return "out." + strconv.FormatUint(uint64(rank), 10) }
+
+// ErrFile is the name of the spool file of a task's standard error in the step's directory.
+func ErrFile(rank uint32) string { return "err." + strconv.FormatUint(uint64(rank), 10) }
+
+// BootID returns the kernel's boot id. It is what StepPlan.boot_id must contain for the plan's deadline to hold, also
+// on nodes whose boot id is declared: a supervisor only knows the kernel's.
+func BootID() (string, error) {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("reading the boot id: %w", err)
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// BootNow returns CLOCK_BOOTTIME in nanoseconds: the clock of all deadlines. It runs while the machine sleeps.
+func BootNow() int64 {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
+		panic("run: CLOCK_BOOTTIME cannot be read: " + err.Error()) // Linux has it since 2.6.39.
+	}
+	return t.Nano()
+}
+
+// ReadPlan returns the plan in a step's directory. It wraps fs.ErrNotExist if there is none.
+func ReadPlan(dir string) (*supervisorv1.StepPlan, error) {
+	plan := new(supervisorv1.StepPlan)
+	if err := readMessage(filepath.Join(dir, PlanFile), plan); err != nil {
+		return nil, err
+	}
+	return plan, nil
+}
+
+// ReadResult returns the final state of a step: phase ENDED or FAILED. It wraps fs.ErrNotExist while there is none.
+func ReadResult(dir string) (*supervisorv1.StepState, error) {
+	state := new(supervisorv1.StepState)
+	if err := readMessage(filepath.Join(dir, ResultFile), state); err != nil {
+		return nil, err
+	}
+	return state, nil
+}
+
+// WriteResult puts a final state on disk: when it returns nil the state survives a crash of the machine.
+func WriteResult(dir string, state *supervisorv1.StepState) error {
+	return writeMessage(filepath.Join(dir, ResultFile), state)
+}
+
+func readMessage(path string, m proto.Message) error {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("reading a step's file: %w", err)
+	}
+	if err := proto.Unmarshal(b, m); err != nil {
+		return fmt.Errorf("decoding %s: %w", path, err)
+	}
+	return nil
+}
+
+func writeMessage(path string, m proto.Message) error {
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("encoding %s: %w", path, err)
+	}
+	return writeDurable(path, b)
+}
+
+// writeDurable replaces a file: contents to a temporary file, fsync, rename, fsync of the directory. The file is
+// readable by its owner only whatever the umask.
+func writeDurable(path string, b []byte) (err error) {
+	dir, name := filepath.Split(path)
+	if dir == "" {
+		dir = "."
+	}
+	temporary := filepath.Join(dir, "."+name+".new")
+	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", path, err)
+	}
+	err = errors.Join(f.Chmod(0o600), writeAll(f, b), f.Sync())
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(temporary, path)
+	}
+	if err == nil {
+		err = SyncDir(dir)
+	}
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", path, err)
+	}
+	return nil
+}
+
+func writeAll(f *os.File, b []byte) error {
+	_, err := f.Write(b)
+	return err
+}
+
+// SyncDir makes the names in a directory durable.
+func SyncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("making names in %s durable: %w", dir, err)
+	}
+	if err := errors.Join(d.Sync(), d.Close()); err != nil {
+		return fmt.Errorf("making names in %s durable: %w", dir, err)
+	}
+	return nil
+}
+
+// Started is the content of the file "started".
+type Started struct {
+	// BootID is the kernel's boot id at the start.
+	BootID string
+	// BootNS is CLOCK_BOOTTIME at the start in nanoseconds.
+	BootNS int64
+	// Time is the wall clock at the start, to the nanosecond.
+	Time time.Time
+}
+
+// ErrStarted means that tasks of this directory were executed before, or may have been: they are never executed again.
+var ErrStarted = errors.New("the tasks of this step were started before")
+
+// ReadStarted returns when tasks were executed. It wraps fs.ErrNotExist if they never were.
+func ReadStarted(dir string) (Started, error) {
+	path := filepath.Join(dir, StartedFile)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return Started{}, fmt.Errorf("reading whether a step was started: %w", err)
+	}
+	var s Started
+	var wall int64
+	// A torn file still means "started": its name was durable before its contents could matter.
+	_, _ = fmt.Sscanf(string(bytes.TrimSpace(b)), "%s %d %d", &s.BootID, &s.BootNS, &wall)
+	s.Time = time.Unix(0, wall)
+	return s, nil
+}
+
+// MarkStarted records durably that tasks are about to be executed. ErrStarted if that was recorded before. Any other
+// error leaves open whether the record exists: the caller must not execute.
+func MarkStarted(dir string) (Started, error) {
+	id, err := BootID()
+	if err != nil {
+		return Started{}, err
+	}
+	s := Started{BootID: id, BootNS: BootNow(), Time: time.Now()}
+	path := filepath.Join(dir, StartedFile)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return Started{}, ErrStarted
+	}
+	if err != nil {
+		return Started{}, fmt.Errorf("recording the start: %w", err)
+	}
+	line := fmt.Sprintf("%s %d %d\n", s.BootID, s.BootNS, s.Time.UnixNano())
+	err = errors.Join(f.Chmod(0o600), writeAll(f, []byte(line)), f.Sync())
+	if err = errors.Join(err, f.Close(), SyncDir(dir)); err != nil {
+		return Started{}, fmt.Errorf("recording the start: %w", err)
+	}
+	return s, nil
+}
