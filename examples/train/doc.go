@@ -1,4 +1,4 @@
-// Train is a small data-parallel training program: a two-layer network learns to read handwritten digits while several
+// The train program is a small data-parallel training: a two-layer network learns to read handwritten digits while several
 // processes, each with its share of every batch, average their gradients over TCP.
 //
 // It stands in for a real training job wherever Muster must be shown to leave one alone: it is a gang (one lost peer

@@ -1,0 +1,162 @@
+package dev
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// seen is one process in a look at the whole machine.
+type seen struct {
+	pid     int
+	stat    procStat
+	command []string
+	// job: it belongs to a job (SLURM_JOB_ID) of the node whose agent's socket this is (MUSTER_AGENT_SOCKET).
+	job    bool
+	socket string
+}
+
+// look reads all processes that can be read. Those of other users have no environment for us; they are found as
+// descendants.
+func look() (map[int]*seen, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	all := map[int]*seen{}
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		s, err := statOf(pid)
+		if err != nil || s.state == 'Z' || s.state == 'X' {
+			continue // it has just ended
+		}
+		one := &seen{pid: pid, stat: s}
+		if text, err := os.ReadFile("/proc/" + entry.Name() + "/cmdline"); err == nil {
+			one.command = strings.Split(strings.TrimRight(string(text), "\x00"), "\x00")
+		}
+		if text, err := os.ReadFile("/proc/" + entry.Name() + "/environ"); err == nil {
+			for variable := range bytes.SplitSeq(text, []byte{0}) {
+				name, value, _ := bytes.Cut(variable, []byte{'='})
+				switch string(name) {
+				case "SLURM_JOB_ID":
+					one.job = true
+				case "MUSTER_AGENT_SOCKET":
+					one.socket = string(value)
+				}
+			}
+		}
+		all[pid] = one
+	}
+	return all, nil
+}
+
+// place is where a node's files are, by both names of the cluster's directory.
+type place struct{ dirs, sockets []string }
+
+// roots reports whether a process by itself, not by its ancestors, belongs to the node: a supervisor of a step in its
+// directory, or a task of its jobs. A shell in which somebody set MUSTER_AGENT_SOCKET is neither.
+func (l place) roots(s *seen) bool {
+	if s.job {
+		for _, socket := range l.sockets {
+			if s.socket == socket {
+				return true
+			}
+		}
+	}
+	if len(s.command) == 0 || filepath.Base(s.command[0]) != "muster-supervisor" {
+		return false
+	}
+	for _, argument := range s.command[1:] {
+		for _, dir := range l.dirs {
+			if strings.HasPrefix(argument, dir+"/") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// tree returns the processes of the nodes, with their descendants, except for this program and its ancestors.
+func tree(all map[int]*seen, places []place) []*seen {
+	spared := map[int]bool{1: true}
+	for pid := os.Getpid(); pid > 1 && !spared[pid]; {
+		spared[pid] = true
+		if s := all[pid]; s != nil {
+			pid = s.stat.parent
+		}
+	}
+	belongs := map[int]bool{}
+	var decide func(pid int) bool
+	decide = func(pid int) bool {
+		if answer, known := belongs[pid]; known {
+			return answer
+		}
+		s := all[pid]
+		if s == nil || spared[pid] {
+			return false
+		}
+		belongs[pid] = false // against circles in a list that was read while it changed
+		answer := decide(s.stat.parent)
+		for _, l := range places {
+			answer = answer || l.roots(s)
+		}
+		belongs[pid] = answer
+		return answer
+	}
+	var found []*seen
+	for pid, s := range all {
+		if decide(pid) {
+			found = append(found, s)
+		}
+	}
+	return found
+}
+
+// signalTree sends a signal to everything of the nodes besides their agents.
+func signalTree(places []place, signal syscall.Signal) (count int, err error) {
+	all, err := look()
+	if err != nil {
+		return 0, err
+	}
+	for _, s := range tree(all, places) {
+		hit, err := send(s.pid, s.stat.start, signal)
+		if err != nil {
+			return count, err
+		}
+		if hit {
+			count++
+		}
+	}
+	return count, nil
+}
+
+// killTree kills everything of the nodes besides their agents, which must be dead or stopped already, until nothing is
+// left: a process may fork while the list is read.
+func killTree(places []place) (count int, err error) {
+	deadline := time.Now().Add(killWait)
+	for clean := 0; clean < 2; {
+		hit, err := signalTree(places, syscall.SIGKILL)
+		if err != nil {
+			return count, err
+		}
+		count += hit
+		if hit == 0 {
+			clean++
+			continue
+		}
+		clean = 0
+		if time.Now().After(deadline) {
+			return count, fmt.Errorf("processes of the node are still there %v after SIGKILL", killWait)
+		}
+		time.Sleep(pollInterval / 4)
+	}
+	return count, nil
+}
