@@ -252,13 +252,7 @@ func (c *Cluster) Process(name string) Process {
 // Client opens a client of the API as the user who runs the test, through the agent of node n1.
 func (c *Cluster) Client() *client.Client {
 	c.t.Helper()
-	socket := ""
-	for _, v := range c.Env {
-		if s, ok := strings.CutPrefix(v, client.SocketVariable+"="); ok {
-			socket = s
-		}
-	}
-	api, err := client.Open(context.Background(), client.Config{Socket: socket})
+	api, err := client.Open(context.Background(), client.Config{Socket: c.Socket()})
 	if err != nil {
 		c.t.Fatal(err)
 	}
