@@ -8,7 +8,6 @@
 //	lock      held with flock by the supervisor for as long as it lives
 //	socket    the supervisor's Unix socket
 //	started   exists once tasks were, or may have been, executed; on disk before the first exec
-//	pids      the first processes of the tasks and their start times, a line each
 //	out.RANK  spooled standard output, err.RANK standard error
 //	result    the last StepState, on disk before anybody is told that the step ended
 //	log       what the supervisor has to say, and its stack if it crashes

@@ -22,7 +22,6 @@ const (
 	LockFile    = "lock"
 	SocketFile  = "socket"
 	StartedFile = "started"
-	PidsFile    = "pids"
 	ResultFile  = "result"
 	LogFile     = "log"
 )
@@ -170,8 +169,8 @@ func ReadStarted(dir string) (Started, error) {
 	return s, nil
 }
 
-// MarkStarted records durably that tasks are about to be executed. ErrStarted if that was recorded before. Any other
-// error leaves open whether the record exists: the caller must not execute.
+// MarkStarted records durably that tasks are about to be executed. ErrStarted if that was recorded before. After any
+// other error the caller must not execute; it may try again (and gets ErrStarted if the record could not be removed).
 func MarkStarted(dir string) (Started, error) {
 	id, err := BootID()
 	if err != nil {
@@ -189,7 +188,7 @@ func MarkStarted(dir string) (Started, error) {
 	line := fmt.Sprintf("%s %d %d\n", s.BootID, s.BootNS, s.Time.UnixNano())
 	err = errors.Join(f.Chmod(0o600), writeAll(f, []byte(line)), f.Sync())
 	if err = errors.Join(err, f.Close(), SyncDir(dir)); err != nil {
-		return Started{}, fmt.Errorf("recording the start: %w", err)
+		return Started{}, errors.Join(fmt.Errorf("recording the start: %w", err), os.Remove(path))
 	}
 	return s, nil
 }

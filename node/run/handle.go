@@ -54,7 +54,9 @@ func newHandle(conn net.Conn) *Handle {
 	}
 	go h.read()
 	// The answer to this request, like every state, goes to events.
-	go func() { _ = h.send(&supervisorv1.Request{Id: h.number(nil), Verb: &supervisorv1.Request_Watch{Watch: &supervisorv1.Watch{}}}) }()
+	go func() {
+		_ = h.send(&supervisorv1.Request{Id: h.number(nil), Verb: &supervisorv1.Request_Watch{Watch: &supervisorv1.Watch{}}})
+	}()
 	return h
 }
 

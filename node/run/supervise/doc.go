@@ -1,0 +1,26 @@
+// Package supervise is the program that owns the processes of one step on one node: it prepares them, executes them
+// once, passes signals and input, measures the time limit, holds the lease deadline, reaps everything, and puts the
+// outcome on disk. Its files and protocol are described in package node/run and in muster.supervisor.v1.
+//
+// One goroutine, bound to the process's main thread, owns all state (supervisor.loop). Everything that may block on
+// somebody else runs beside it and reports through a channel: preparing (file systems of the user), connections, writing
+// to stdin pipes, notices in the user's output. Only the two fsyncs of "started" and "result" happen in the loop: at those
+// times no process of the step exists.
+//
+// Invariants:
+//   - No task is executed before "started" is on disk, nor if it was there before.
+//   - All processes of the step are descendants of the supervisor, because it is a child subreaper. So the kernel's
+//     "no children" is the proof that the tree is gone, for daemons too; a step ends on nothing less.
+//   - The result is on disk before anybody is told ENDED or FAILED.
+//   - Deadlines are compared with CLOCK_BOOTTIME before anything else whenever the loop wakes, so a supervisor that was
+//     stopped, or a machine that slept, acts on them first.
+//   - A slow or silent client costs at most its bounded buffers.
+//   - When the supervisor is killed, the kernel kills the tasks' first processes (parent-death signal); what is left
+//     carries the cookie and is found by run.KillLeftovers.
+//
+// Caller: cmd/muster-supervisor. The package never ends a step because nobody speaks with it, never interprets
+// SIGTERM or SIGHUP as an order to end the step, and never runs as a library inside the agent: it changes the process
+// (working directory, umask, subreaper, signal dispositions).
+//
+// Control groups and namespaces are to be entered in prepare and where tree enumerates and kills.
+package supervise

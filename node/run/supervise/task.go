@@ -1,0 +1,168 @@
+package supervise
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"syscall"
+	"unsafe"
+
+	"github.com/muster-hpc/muster/node/run"
+	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+	supervisorv1 "github.com/muster-hpc/muster/proto/muster/supervisor/v1"
+	"golang.org/x/sys/unix"
+)
+
+// task is one task of the plan and what became of it.
+type task struct {
+	plan *supervisorv1.TaskPlan
+	// pid is its first process, leader of a session and group of its own; 0 before exec.
+	pid int
+	// reaped: pid means nothing any more.
+	reaped bool
+	// exit is set when it ended.
+	exit *apiv1.TaskExit
+}
+
+func (t *task) end(exit *apiv1.TaskExit) {
+	exit.FirstRank, exit.Count = t.plan.GetRank(), 1
+	t.exit = exit
+}
+
+// bad reports whether it ended with an error.
+func (t *task) bad() bool { return t.exit != nil && (t.exit.Code != 0 || t.exit.Signal != 0) }
+
+func (t *task) state() *supervisorv1.TaskState {
+	return &supervisorv1.TaskState{Rank: t.plan.GetRank(), Pid: uint32(t.pid), Ended: t.exit != nil, Exit: t.exit}
+}
+
+// execute starts the task's first process from the loop's thread, whose death kills it. An error is the user's, as a
+// shell would see it, and becomes the task's exit.
+func (t *task) execute(plan *supervisorv1.StepPlan, p *prepared, i int, more []string) {
+	ready := p.tasks[i]
+	failure, call := ready.lookup, "execve"
+	if failure == 0 {
+		attr := &syscall.ProcAttr{
+			Dir:   p.workDir,
+			Env:   environment(t.plan.GetEnv(), more, plan.GetCookie()),
+			Files: []uintptr{uintptr(ready.stdin), uintptr(ready.stdout), uintptr(ready.stderr)},
+			Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
+		}
+		if os.Geteuid() == 0 {
+			attr.Sys.Credential = &syscall.Credential{Uid: plan.GetUid(), Gid: plan.GetGid(), Groups: plan.GetGroups()}
+		}
+		pid, err := syscall.ForkExec(ready.program, t.plan.GetArgs(), attr)
+		if err == nil {
+			t.pid = pid
+			return
+		}
+		failure = errno(err)
+		if failure == unix.EAGAIN || failure == unix.ENOMEM {
+			call = "fork"
+		}
+	}
+	t.end(&apiv1.TaskExit{
+		Code:        uint32(failure),
+		LaunchError: fmt.Sprintf("%s(): %s: %s", call, t.plan.GetArgs()[0], errnoText(failure)),
+	})
+}
+
+// environment adds to a task's variables those of the start that it does not have, and the cookie, which it must have.
+func environment(own, more []string, cookie string) []string {
+	has := make(map[string]bool, len(own))
+	env := make([]string, 0, len(own)+len(more)+1)
+	for _, v := range own {
+		name, _, _ := strings.Cut(v, "=")
+		if name == run.CookieVariable {
+			continue
+		}
+		has[name] = true
+		env = append(env, v)
+	}
+	for _, v := range more {
+		if name, _, _ := strings.Cut(v, "="); !has[name] && name != run.CookieVariable {
+			env = append(env, v)
+		}
+	}
+	return append(env, run.CookieVariable+"="+cookie)
+}
+
+// exitOf translates a wait status.
+func exitOf(status unix.WaitStatus) *apiv1.TaskExit {
+	if status.Signaled() {
+		return &apiv1.TaskExit{Signal: uint32(status.Signal())}
+	}
+	return &apiv1.TaskExit{Code: uint32(status.ExitStatus())}
+}
+
+// binding sets the CPUs of the calling thread, which children inherit.
+type binding struct {
+	whole unix.CPUSet
+	known bool
+}
+
+func newBinding() *binding {
+	b := new(binding)
+	b.known = unix.SchedGetaffinity(0, &b.whole) == nil
+	return b
+}
+
+// bind restricts the thread to a mask. It does nothing and returns false if the machine does not have those CPUs for us:
+// declared resources may exceed the real ones.
+func (b *binding) bind(mask []uint64) bool {
+	var set unix.CPUSet
+	for word, bits := range mask {
+		for bit := range 64 {
+			if bits&(1<<bit) == 0 {
+				continue
+			}
+			cpu := 64*word + bit
+			if !b.known || !b.whole.IsSet(cpu) {
+				return false
+			}
+			set.Set(cpu)
+		}
+	}
+	return unix.SchedSetaffinity(0, &set) == nil
+}
+
+func (b *binding) release() {
+	if b.known {
+		_ = unix.SchedSetaffinity(0, &b.whole)
+	}
+}
+
+// setThreadGroups sets the supplementary groups of the calling thread only.
+func setThreadGroups(groups []uint32) error {
+	_, _, e := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(unsafe.Pointer(unsafe.SliceData(groups))), 0)
+	if e != 0 {
+		return e
+	}
+	return nil
+}
+
+// scoreFile says how readily the kernel kills this process, and those that it starts, when memory is short.
+const scoreFile = "/proc/self/oom_score_adj"
+
+// unprotect gives up a protection that was inherited from the agent: the tasks must not have it.
+func unprotect(log *slog.Logger) {
+	b, err := os.ReadFile(scoreFile)
+	if err == nil && bytes.HasPrefix(b, []byte("-")) {
+		err = os.WriteFile(scoreFile, []byte("0"), 0)
+	}
+	if err != nil {
+		log.Warn("tasks are as protected from running out of memory as the agent", "error", err)
+	}
+}
+
+// protect makes the supervisor one of the last to be killed, where the kernel lets it.
+func protect(log *slog.Logger) {
+	if os.Geteuid() != 0 {
+		return
+	}
+	if err := os.WriteFile(scoreFile, []byte("-900"), 0); err != nil {
+		log.Info("the supervisor is not protected from running out of memory", "error", err)
+	}
+}

@@ -1,0 +1,147 @@
+package supervise
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// tree is all processes of the step: the descendants of the supervisor.
+type tree struct {
+	self int
+	// lists says that the kernel lists the children of a thread (CONFIG_PROC_CHILDREN).
+	lists bool
+}
+
+func newTree() tree {
+	pid := os.Getpid()
+	_, err := os.Stat("/proc/self/task/" + strconv.Itoa(pid) + "/children")
+	return tree{self: pid, lists: err == nil}
+}
+
+// members returns the processes, parents before children, zombies included. Processes that are being born meanwhile
+// may be missing.
+func (t tree) members() []int {
+	childrenOf := threadChildren
+	if !t.lists {
+		childrenOf = scanParents()
+	}
+	var all []int
+	queue := []int{t.self}
+	for len(queue) > 0 && len(all) < 1<<20 {
+		next := childrenOf(queue[0])
+		queue = append(queue[1:], next...)
+		all = append(all, next...)
+	}
+	return all
+}
+
+// threadChildren reads the children of every thread of a process.
+func threadChildren(pid int) []int {
+	dir := "/proc/" + strconv.Itoa(pid) + "/task/"
+	threads, err := os.ReadDir(dir)
+	if err != nil {
+		return nil // It is gone.
+	}
+	var pids []int
+	for _, thread := range threads {
+		b, err := os.ReadFile(dir + thread.Name() + "/children")
+		if err != nil {
+			continue
+		}
+		for word := range bytes.FieldsSeq(b) {
+			if pid, err := strconv.Atoi(string(word)); err == nil {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}
+
+// scanParents reads the parents of all processes once.
+func scanParents() func(pid int) []int {
+	children := make(map[int][]int)
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return func(int) []int { return nil }
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if parent, _, ok := status(pid); ok {
+			children[parent] = append(children[parent], pid)
+		}
+	}
+	return func(pid int) []int { return children[pid] }
+}
+
+// status returns the parent of a process and its state letter.
+func status(pid int) (parent int, state string, ok bool) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return 0, "", false
+	}
+	// The name in parentheses may contain anything.
+	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	if len(fields) < 2 {
+		return 0, "", false
+	}
+	parent, err = strconv.Atoi(fields[1])
+	return parent, fields[0], err == nil
+}
+
+// signal sends a signal once to every process. groups are process groups that exist for certain (their leaders are not
+// reaped); the kernel reaches all of a group's members, also those being born. Others are signalled one by one.
+func (t tree) signal(groups []int, sig unix.Signal) {
+	reached := make(map[int]bool, len(groups))
+	others := t.members()
+	for _, group := range groups {
+		if err := unix.Kill(-group, sig); err == nil {
+			reached[group] = true
+		}
+	}
+	for _, pid := range others {
+		group, err := unix.Getpgid(pid)
+		if err == nil && !reached[group] {
+			_ = unix.Kill(pid, sig) // It may be gone: that is what is wanted.
+		}
+	}
+}
+
+// stuck describes a process that survived KILL, for the sentence; empty if there is none but zombies.
+func (t tree) stuck() string {
+	for _, pid := range t.members() {
+		_, state, ok := status(pid)
+		if !ok || state == "Z" {
+			continue
+		}
+		name, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
+		if err != nil {
+			continue
+		}
+		return "Process " + strconv.Itoa(pid) + " (" + strings.TrimSpace(string(name)) + ", state " + state +
+			") does not end though it was sent KILL."
+	}
+	return ""
+}
+
+// reap collects one process that ended. pid is 0 if none has; empty is true if there are no processes at all.
+func reap() (pid int, status unix.WaitStatus, empty bool, err error) {
+	for {
+		pid, err = unix.Wait4(-1, &status, unix.WNOHANG|unix.WALL, nil)
+		switch {
+		case err == nil:
+			return pid, status, false, nil
+		case errors.Is(err, unix.ECHILD):
+			return 0, 0, true, nil
+		case !errors.Is(err, unix.EINTR):
+			return 0, 0, false, err
+		}
+	}
+}
