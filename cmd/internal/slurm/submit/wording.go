@@ -1,0 +1,91 @@
+package submit
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/muster-hpc/muster/cmd/internal/slurm/session"
+	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+	"github.com/muster-hpc/muster/rpc"
+)
+
+// Wording is Slurm's text for a reason code; empty if it has none, and Muster's sentence stands alone.
+func Wording(reason string) string { return wordings[reason] }
+
+// wordings maps reason codes to what Slurm's commands print for the same mistake.
+var wordings = map[string]string{
+	"PARTITION_UNKNOWN":        "Invalid partition name specified",
+	"PARTITION_DOWN":           "Required partition not available (inactive or drain)",
+	"PARTITION_NODE_LIMIT":     "Node count specification invalid",
+	"PARTITION_TIME_LIMIT":     "Requested time limit is invalid (missing or exceeds some limit)",
+	"TIME_LIMIT_INVALID":       "Requested time limit is invalid (missing or exceeds some limit)",
+	"REQUEST_IMPOSSIBLE":       "Requested node configuration is not available",
+	"RESOURCES_IMPOSSIBLE":     "Requested node configuration is not available",
+	"IMPOSSIBLE":               "Requested node configuration is not available",
+	"NODE_UNKNOWN":             "Invalid node name specified",
+	"JOB_UNKNOWN":              "Invalid job id specified",
+	"STEP_UNKNOWN":             "Invalid job id specified",
+	"JOB_ENDED":                "Job/step already completing or completed",
+	"JOB_NOT_RUNNING":          "Job is not running",
+	"JOB_NOT_PENDING":          "Job is no longer pending execution",
+	"NOT_OWNER":                "Access/permission denied",
+	"NOT_ALLOWED":              "Access/permission denied",
+	"OPERATOR_ONLY":            "Access/permission denied",
+	"UNAUTHENTICATED":          "Protocol authentication error",
+	"TOKEN_EXPIRED":            "Protocol authentication error",
+	"TOO_LARGE":                "Pathname of a file, directory or other parameter too long",
+	"NO_LEADER":                "Unable to contact slurm controller (connect failure)",
+	"NO_ANSWER":                "Unable to contact slurm controller (connect failure)",
+	"NO_CONTROLLERS":           "Unable to contact slurm controller (connect failure)",
+	"NO_AGENT":                 "Unable to contact slurm controller (connect failure)",
+	"TOO_MANY_JOBS":            "Unable to allocate resources: Resource temporarily unavailable",
+	"SUBMIT_HOOK":              "Job rejected by the site's submission policy",
+	"STEP_LARGER_THAN_JOB":     "Requested nodes are busy",
+	"STEP_DOES_NOT_FIT":        "More processors requested than permitted",
+	"NODES_NOT_IN_ALLOCATION":  "Requested node configuration is not available",
+	"ATTEMPT_OVER":             "Job/step already completing or completed",
+	"REQUEST_TOO_OLD":          "Unable to tell the outcome of an old request",
+	"NODE_NOT_IN_ALLOCATION":   "Requested node configuration is not available",
+	"PRIORITY_OPERATORS_ONLY":  "Access/permission denied",
+	"PRIORITY_NEEDS_OPERATOR":  "Access/permission denied",
+	"NICE_NEEDS_OPERATOR":      "Access/permission denied",
+	"TIME_LIMIT_NEED_OPERATOR": "Access/permission denied",
+}
+
+// Explain prints a failed call: Slurm's words first where it has some, then Muster's sentence.
+func Explain(s *session.Session, what string, err error) {
+	if detail := rpc.Detail(err); detail != nil {
+		ExplainDetail(s, what, detail, nil)
+		return
+	}
+	s.Errorf("%s: %s", what, s.Sentence(err))
+}
+
+// ExplainDetail is Explain for a refusal; spec is what was submitted, if anything was.
+func ExplainDetail(s *session.Session, what string, detail *apiv1.ErrorDetail, spec *apiv1.JobSpec) {
+	if detail.GetReason() == "PARTITION_UNKNOWN" && spec != nil {
+		name := strings.TrimPrefix(detail.GetSubject(), "partition ")
+		if name == "" {
+			name = strings.Join(spec.GetPartitions(), ",")
+		}
+		s.Errorf("invalid partition specified: %s", name)
+	}
+	text := Wording(detail.GetReason())
+	switch {
+	case text == "":
+		s.Errorf("%s: %s", what, detail.GetSentence())
+	case detail.GetSentence() == "":
+		s.Errorf("%s: %s", what, text)
+	default:
+		s.Errorf("%s: %s\n%s", what, text, detail.GetSentence())
+	}
+}
+
+// Summary is a refusal in one line, for commands that print one line for each object.
+func Summary(detail *apiv1.ErrorDetail) string {
+	text := Wording(detail.GetReason())
+	if text == "" {
+		return detail.GetSentence()
+	}
+	return fmt.Sprintf("%s (%s)", text, detail.GetSentence())
+}
