@@ -1,0 +1,69 @@
+package node
+
+import (
+	"time"
+
+	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
+)
+
+// lease is the node's right to start work. Guarded by Agent.mu.
+//
+// Room for later: an agent that reaches no controller asks peers to relay its Sync, and peers whether they have a lease.
+// Both end here: a relayed answer carries a grant like any other, and "I go on" moves the deadline without moving the
+// end of the lease.
+type lease struct {
+	// end is when it ends, on the boot-time clock; 0 before the first grant.
+	end time.Duration
+	// deadline is when attempts that stop themselves do so: the end plus the fence window.
+	deadline time.Duration
+	// granted is the sequence of the last grant.
+	granted uint64
+	// sent has the sending time of recent Syncs by sequence.
+	sent map[uint64]time.Duration
+}
+
+// sending remembers when a Sync is sent.
+func (l *lease) sending(sequence uint64, now time.Duration) {
+	l.sent[sequence] = now
+	delete(l.sent, sequence-maxSent)
+}
+
+// grant extends the lease; false if it changes nothing. A grant for a Sync whose sending is not remembered is too old
+// to be worth anything.
+func (l *lease) grant(g *nodev1.Grant) bool {
+	sent, ok := l.sent[g.GetSequence()]
+	if !ok {
+		return false
+	}
+	l.granted = max(l.granted, g.GetSequence())
+	end := sent + time.Duration(g.GetLeaseMs())*time.Millisecond
+	if end <= l.end {
+		return false
+	}
+	l.end = end
+	l.deadline = max(l.deadline, end+time.Duration(g.GetFenceWindowMs())*time.Millisecond)
+	return true
+}
+
+// leased reports whether work may be started now. a.mu is held.
+func (a *Agent) leased() bool { return a.boot() < a.lease.end }
+
+// takeGrant extends the lease and pushes the deadline down to the supervisors of attempts that stop themselves. a.mu is
+// held.
+func (a *Agent) takeGrant(g *nodev1.Grant) {
+	was := a.leased()
+	if g == nil || !a.lease.grant(g) {
+		return
+	}
+	if !was {
+		a.poke(a.work) // what waited for a lease may start
+	}
+	for _, at := range a.attempts {
+		for _, s := range at.steps {
+			if s.record.GetOrder().GetStopsItself() && !s.phase.over() {
+				s.deadline = a.lease.deadline
+				a.poke(s.kick)
+			}
+		}
+	}
+}

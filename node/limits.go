@@ -1,0 +1,68 @@
+package node
+
+import "time"
+
+// Bounds of the agent; each is a row of docs/limits.md.
+const (
+	// defaultLease is the lease assumed until a controller has told the cluster's.
+	defaultLease = 10 * time.Second
+	// joinRetryMin and joinRetryMax bound the back-off between joins.
+	joinRetryMin = 50 * time.Millisecond
+	joinRetryMax = 2 * time.Second
+	// joinTimeout bounds one join.
+	joinTimeout = 5 * time.Second
+	// syncSlack is the silence beyond the hold after which another controller is asked.
+	syncSlack = time.Second
+	// syncSpacing is the least time between two Syncs that local changes cause, so that changes travel together.
+	syncSpacing = 3 * time.Millisecond
+	// syncRetryMin and syncRetryMax bound the back-off once every controller has failed.
+	syncRetryMin = 50 * time.Millisecond
+	syncRetryMax = time.Second
+	// idleSpacing is the least time between Syncs that controllers answer at once with nothing.
+	idleSpacing = 100 * time.Millisecond
+	// warmEvery is how often a second controller is asked, which keeps a connection to it open.
+	warmEvery = 25 * time.Second
+	// maxOutstanding bounds Syncs without an answer.
+	maxOutstanding = 4
+	// maxReports bounds the journal's lines in one Sync.
+	maxReports = 1000
+	// maxSent bounds the sending times remembered for grants.
+	maxSent = 64
+	// repeatAfter is the time after which an acknowledged report is sent again if it is still asked for.
+	repeatAfter = 5 * time.Second
+	// maxPasses bounds the passes of one reconciliation.
+	maxPasses = 64
+	// defaultPrepareTimeout bounds a prepare until a controller has told the cluster's.
+	defaultPrepareTimeout = 60 * time.Second
+	// blobRetryMin and blobRetryMax bound the back-off between tries to fetch a blob.
+	blobRetryMin = 50 * time.Millisecond
+	blobRetryMax = 2 * time.Second
+	// appendRetryMin and appendRetryMax bound the back-off while the journal cannot be written.
+	appendRetryMin = 250 * time.Millisecond
+	appendRetryMax = 10 * time.Second
+	// commandTimeout bounds one request to a supervisor.
+	commandTimeout = 10 * time.Second
+	// attachRetry is the pause before a supervisor that lives but does not answer is tried again.
+	attachRetry = 500 * time.Millisecond
+	// leftoverTimeout bounds one hunt for leftovers; it is repeated until none is left.
+	leftoverTimeout = 10 * time.Second
+	// reserveBytes is the space in the journal set aside for a step before it is prepared.
+	reserveBytes = 32 << 10
+	// keepFinished, keepCount and keepBytes bound what is kept of attempts that are over: output can be read that long.
+	keepFinished = time.Hour
+	keepCount    = 1000
+	keepBytes    = 10 << 30
+	// sweepEvery is how often finished attempts are looked at, while there are any.
+	sweepEvery = time.Minute
+	// portMin and portMax bound rendezvous ports: below the range from which the kernel takes ports by itself.
+	portMin, portMax = 20000, 31999
+	// portTries bounds the search for a free one.
+	portTries = 200
+	// blobCacheCount and blobCacheBytes bound the remembered scripts and environments of a process.
+	blobCacheCount = 64
+	blobCacheBytes = 16 << 20
+	// accountTTL is how long a user's groups are remembered.
+	accountTTL = time.Minute
+	// maxSentence bounds a sentence in a report, in bytes.
+	maxSentence = 1000
+)
