@@ -1,0 +1,288 @@
+package replica
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/klauspost/compress/zstd"
+	"go.etcd.io/bbolt"
+)
+
+// Reading a broken bolt file can end the process (a fault in mapped memory, an endless recursion), so files are checked by a
+// child: this program again, with a verb that CheckFilesMain takes before anything else happens.
+const (
+	checkVerb     = "muster-check-files"
+	checkVariable = "MUSTER_CHECK_FILES"
+	exitDamaged   = 3
+	checkMinimum  = 30 * time.Second
+	checkRate     = 4 << 20 // bytes a second that a check must manage
+)
+
+var checkerInstalled atomic.Bool
+
+// CheckFilesMain must be called first in main by every program that calls Open, VerifyDir or uses them in tests (TestMain). In the
+// child process that checks files it does that and does not return.
+func CheckFilesMain() {
+	if len(os.Args) != 3 || os.Args[1] != checkVerb || os.Getenv(checkVariable) != "1" {
+		checkerInstalled.Store(true)
+		return
+	}
+	debug.SetMaxStack(64 << 20)
+	if err := checkDir(os.Args[2]); err != nil {
+		fmt.Println(err)
+		os.Exit(exitDamaged)
+	}
+	os.Exit(0)
+}
+
+// VerifyDir checks all files of a member that is not running: checksums, completeness, and whether log, snapshots and id fit
+// together. The error is a sentence that names the file, the log index if it is about one, and the remedy.
+func VerifyDir(dir string) error {
+	if reason, err := readQuarantine(dir); err != nil {
+		return err
+	} else if reason != "" {
+		return fmt.Errorf("%w: %s. %s", ErrQuarantined, reason, remedy(dir))
+	}
+	if err := checkInChild(dir); err != nil {
+		return fmt.Errorf("%w. %s", err, remedy(dir))
+	}
+	return nil
+}
+
+func checkInChild(dir string) error {
+	if !checkerInstalled.Load() {
+		return errors.New("replica: the program must call replica.CheckFilesMain first in main")
+	}
+	limit := checkMinimum
+	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error { // only an estimate
+		if err == nil && d.Type().IsRegular() {
+			if st, err := d.Info(); err == nil {
+				limit += time.Duration(st.Size()) * time.Second / checkRate
+			}
+		}
+		return nil
+	})
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", checkVerb, dir)
+	cmd.Env = append(os.Environ(), checkVariable+"=1", "GOTRACEBACK=none")
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	err := cmd.Run()
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return &checkFailure{fmt.Sprintf("%s: the check of the files did not end within %v, as happens when they are damaged", dir, limit)}
+	case errors.As(err, &exit) && exit.ExitCode() == exitDamaged:
+		return &checkFailure{strings.TrimSpace(out.String())}
+	case errors.As(err, &exit):
+		line, _, _ := strings.Cut(strings.TrimSpace(errOut.String()), "\n")
+		return &checkFailure{fmt.Sprintf("%s is damaged: reading it ended the process that checked it (%v: %s)", dbPath(dir), exit, line)}
+	}
+	return fmt.Errorf("check the files of %s: %w", dir, err)
+}
+
+// checkFailure is what the child found.
+type checkFailure struct{ sentence string }
+
+func (e *checkFailure) Error() string        { return e.sentence }
+func (e *checkFailure) Is(target error) bool { return target == ErrDamaged }
+
+// checkDir checks all files of a directory. A directory that was never used is sound.
+func checkDir(dir string) error {
+	id, err := readID(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return checkUnused(dir)
+	}
+	if err != nil {
+		return err
+	}
+	log, err := checkBolt(dbPath(dir))
+	if err != nil {
+		return err
+	}
+	if log.id != id {
+		return &DamageError{Path: filepath.Join(dir, idFile), What: fmt.Sprintf("it says %s, the log belongs to %s", id, log.id)}
+	}
+	snaps, err := listSnapshots(filepath.Join(dir, snapshotDir))
+	if err != nil {
+		return err
+	}
+	for _, d := range snaps {
+		path := filepath.Join(dir, snapshotDir, d.id()+snapSuffix)
+		if err := checkSnapshot(path); err != nil {
+			return &DamageError{Path: path, What: err.Error()}
+		}
+	}
+	if log.first > 1 && (len(snaps) == 0 || snaps[0].Index < log.first-1) {
+		return &DamageError{Path: filepath.Join(dir, snapshotDir), What: fmt.Sprintf("no snapshot reaches entry %d, where the log begins", log.first)}
+	}
+	return nil
+}
+
+// checkUnused checks that a directory without id was never used: making it was interrupted, or has not begun.
+func checkUnused(dir string) error {
+	missing := &DamageError{Path: filepath.Join(dir, idFile), What: "the file is missing, but there are entries, a vote or snapshots"}
+	if snaps, err := filepath.Glob(filepath.Join(dir, snapshotDir, "*"+snapSuffix)); err != nil {
+		return err
+	} else if len(snaps) > 0 {
+		return missing
+	}
+	if _, err := os.Stat(dbPath(dir)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if log, err := checkBolt(dbPath(dir)); err != nil {
+		return err
+	} else if log.last != 0 || len(log.stable) > 0 {
+		return missing
+	}
+	return nil
+}
+
+// checkBolt checks the database: both meta pages, the tree, every record, and that no entry is missing.
+func checkBolt(path string) (m boltMeta, err error) {
+	damage := func(index uint64, what error) error {
+		return &DamageError{Path: path, Index: index, What: what.Error()}
+	}
+	if err := checkMetaPages(path); err != nil {
+		return m, damage(0, err)
+	}
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			err = damage(0, fmt.Errorf("the database can't be read: %v", p))
+		}
+	}()
+	db, err := bbolt.Open(path, 0o600, boltOptions(true))
+	if err != nil {
+		if strings.Contains(err.Error(), "timeout") {
+			return m, fmt.Errorf("%s is in use by another process: stop it first", path)
+		}
+		return m, damage(0, err)
+	}
+	defer db.Close()
+	err = db.View(func(tx *bbolt.Tx) error {
+		var first error
+		for err := range tx.Check() { // until it ends: it has a goroutine
+			if first == nil {
+				first = damage(0, err)
+			}
+		}
+		if first != nil {
+			return first
+		}
+		if m, err = readMeta(tx); err != nil {
+			return damage(0, err)
+		}
+		return checkEntries(tx, m, damage)
+	})
+	return m, err
+}
+
+func checkEntries(tx *bbolt.Tx, m boltMeta, damage func(uint64, error) error) error {
+	if (m.first == 0) != (m.last == 0) || m.first > m.last {
+		return damage(0, fmt.Errorf("the log goes from %d to %d", m.first, m.last))
+	}
+	next := m.first
+	c := tx.Bucket(bucketLog).Cursor()
+	for k, v := c.First(); k != nil; k, v = c.Next() {
+		if len(k) != 8 {
+			return damage(0, fmt.Errorf("an entry has the key %x", k))
+		}
+		if index := binary.BigEndian.Uint64(k); index != next || next == 0 {
+			return damage(next, fmt.Errorf("entry %d is in its place", index))
+		}
+		var l raft.Log
+		if err := decodeLog(next, v, &l); err != nil {
+			return damage(next, err)
+		}
+		next++
+	}
+	if m.last != 0 && next != m.last+1 {
+		return damage(next, fmt.Errorf("the entry is missing; the log should go to %d", m.last))
+	}
+	return nil
+}
+
+// checkMetaPages checks both meta pages of bolt (layout of its version 2, little endian): bolt itself is content with one, and
+// would then silently go back to the state before the last transaction. It also notices a truncated file.
+func checkMetaPages(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	const header, body = 16, 64 // page header, then magic … pgid (8 before txid), txid, checksum
+	le := binary.LittleEndian
+	page := func(at int64) ([]byte, error) {
+		b := make([]byte, header+body)
+		if _, err := f.ReadAt(b, at); err != nil {
+			return nil, fmt.Errorf("a meta page can't be read: %w", err)
+		}
+		b = b[header:]
+		sum := fnv.New64a()
+		sum.Write(b[:56])
+		if le.Uint32(b) != 0xED0CDAED || le.Uint32(b[4:]) != 2 || le.Uint64(b[56:]) != sum.Sum64() {
+			return nil, errors.New("the checksum of a meta page differs")
+		}
+		return b, nil
+	}
+	m0, err := page(0)
+	if err != nil {
+		return err
+	}
+	size := int64(le.Uint32(m0[8:]))
+	m1, err := page(size)
+	if err != nil {
+		return err
+	}
+	pages := max(le.Uint64(m0[40:]), le.Uint64(m1[40:]))
+	if need := int64(pages) * size; st.Size() < need {
+		return fmt.Errorf("it has %d bytes, %d are in use", st.Size(), need)
+	}
+	return nil
+}
+
+// checkSnapshot verifies a snapshot's checksums and that its state can be unpacked.
+func checkSnapshot(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	d, err := verifySnapshot(f)
+	if err != nil {
+		return err
+	}
+	r := io.NewSectionReader(f, int64(len(snapMagic)), d.Size)
+	if _, err := readStateHeader(r); err != nil {
+		return err
+	}
+	z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1))
+	if err != nil {
+		return err
+	}
+	defer z.Close()
+	_, err = io.Copy(io.Discard, z)
+	return err
+}
