@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -17,7 +18,7 @@ type seen struct {
 	stat    procStat
 	command []string
 	// job: it belongs to a job (SLURM_JOB_ID) of the node whose agent's socket this is (MUSTER_AGENT_SOCKET).
-	job    bool
+	job    string
 	socket string
 }
 
@@ -47,7 +48,7 @@ func look() (map[int]*seen, error) {
 				name, value, _ := bytes.Cut(variable, []byte{'='})
 				switch string(name) {
 				case "SLURM_JOB_ID":
-					one.job = true
+					one.job = string(value)
 				case "MUSTER_AGENT_SOCKET":
 					one.socket = string(value)
 				}
@@ -64,12 +65,8 @@ type place struct{ dirs, sockets []string }
 // roots reports whether a process by itself, not by its ancestors, belongs to the node: a supervisor of a step in its
 // directory, or a task of its jobs. A shell in which somebody set MUSTER_AGENT_SOCKET is neither.
 func (l place) roots(s *seen) bool {
-	if s.job {
-		for _, socket := range l.sockets {
-			if s.socket == socket {
-				return true
-			}
-		}
+	if s.job != "" && slices.Contains(l.sockets, s.socket) {
+		return true
 	}
 	if len(s.command) == 0 || filepath.Base(s.command[0]) != "muster-supervisor" {
 		return false
@@ -159,4 +156,36 @@ func killTree(places []place) (count int, err error) {
 		time.Sleep(pollInterval / 4)
 	}
 	return count, nil
+}
+
+// JobProcess is one process of a job on this machine.
+type JobProcess struct {
+	Pid   int
+	Start uint64 // clock ticks from the machine's boot: with Pid the identity of the process
+	// Program is the base name of what runs.
+	Program string
+}
+
+// JobProcesses returns the processes of a job of this cluster, those of other users excepted.
+func (c *Cluster) JobProcesses(job uint32) ([]JobProcess, error) {
+	s, err := loadState(c.dir)
+	if err != nil {
+		return nil, err
+	}
+	all, err := look()
+	if err != nil {
+		return nil, err
+	}
+	var found []JobProcess
+	for _, p := range s.agents() {
+		for _, l := range c.places(s, p) {
+			for _, one := range all {
+				if one.job == strconv.FormatUint(uint64(job), 10) && slices.Contains(l.sockets, one.socket) && len(one.command) > 0 {
+					found = append(found, JobProcess{Pid: one.pid, Start: one.stat.start, Program: filepath.Base(one.command[0])})
+				}
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b JobProcess) int { return a.Pid - b.Pid })
+	return found, nil
 }

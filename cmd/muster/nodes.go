@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/muster-hpc/muster/cmd/internal/config"
+	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+	"github.com/muster-hpc/muster/proto/notation"
+	"github.com/muster-hpc/muster/rpc/client"
+)
+
+func (a *app) nodesCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use: "nodes [NODE…]", Short: "List nodes, or drain and resume them",
+		RunE: func(c *cobra.Command, args []string) error {
+			names, err := parseNames(args)
+			if err != nil {
+				return err
+			}
+			return a.listNodes(c.Context(), names)
+		},
+	}
+	var reason string
+	change := func(use, short, verb string, needsReason bool, set func(*apiv1.UpdateNodesRequest)) *cobra.Command {
+		sub := &cobra.Command{
+			Use: use + " NODE…", Short: short, Args: atLeastOne("node names"),
+			RunE: func(c *cobra.Command, args []string) error {
+				names, err := parseNames(args)
+				if err != nil {
+					return err
+				}
+				if needsReason && reason == "" {
+					return usagef("nodes %s needs --reason: whoever finds the node like that will ask why", use)
+				}
+				in := &apiv1.UpdateNodesRequest{RequestId: client.NewRequestID(), Names: names, Reason: reason}
+				set(in)
+				return a.updateNodes(c.Context(), in, verb)
+			},
+		}
+		if needsReason {
+			sub.Flags().StringVarP(&reason, "reason", "r", "", "why; one `sentence`")
+		}
+		return sub
+	}
+	c.AddCommand(
+		change("drain", "Place no new work on nodes; running work goes on", "Drained", true, func(r *apiv1.UpdateNodesRequest) {
+			r.Change = &apiv1.UpdateNodesRequest_Drain{Drain: true}
+		}),
+		change("resume", "Place work on nodes again", "Resumed", false, func(r *apiv1.UpdateNodesRequest) {
+			r.Change = &apiv1.UpdateNodesRequest_Resume{Resume: true}
+		}),
+		change("down", "Declare nodes dead: their work ends now, and waits until it is accounted for", "Declared dead:", true, func(r *apiv1.UpdateNodesRequest) {
+			r.Change = &apiv1.UpdateNodesRequest_Down{Down: true}
+		}),
+		change("fenced", "Declare nodes dead and powered off: their work may start elsewhere at once", "Declared powered off:", true, func(r *apiv1.UpdateNodesRequest) {
+			r.Change = &apiv1.UpdateNodesRequest_Fenced{Fenced: true}
+		}),
+	)
+	return c
+}
+
+func (a *app) listNodes(ctx context.Context, names []string) error {
+	c, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	answer, err := c.Cluster().ListNodes(ctx, &apiv1.ListNodesRequest{Names: names})
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(answer)
+	}
+	t := table{
+		header: []string{"NODE", "STATE", "CPUS", "MEMORY", "GPUS", "PARTITIONS", "JOBS", "REASON"},
+		right:  map[int]bool{2: true, 3: true, 4: true},
+		paint:  map[int]func(string) string{1: paintState},
+	}
+	for _, n := range answer.Nodes {
+		t.add(nodeRow(n, answer.Partitions)...)
+	}
+	t.write(a.out, a.colour)
+	return nil
+}
+
+func nodeRow(n *apiv1.Node, partitions []*apiv1.Partition) []string {
+	gpus := ""
+	if len(n.Spec.Gpus) > 0 {
+		gpus = fmt.Sprintf("%d/%d %s", notation.Mask(n.GpusAllocatedMask).Count(), len(n.Spec.Gpus), n.Spec.Gpus[0].Type)
+	}
+	var jobs []string
+	for _, owner := range n.Owners {
+		jobs = append(jobs, strconv.Itoa(int(owner>>32)))
+	}
+	return []string{
+		n.Spec.Name, nodeState(n), fmt.Sprintf("%d/%d", n.CpusAllocated, n.Spec.Cpus),
+		config.FormatMemory(n.MemoryAllocatedMb) + "/" + config.FormatMemory(n.Spec.MemoryMb),
+		gpus, partitionsOf(n.Spec.Name, partitions), strings.Join(jobs, ","), n.Reason,
+	}
+}
+
+// partitionsOf names the partitions that contain a node.
+func partitionsOf(name string, partitions []*apiv1.Partition) string {
+	var in []string
+	for _, p := range partitions {
+		members, err := notation.Expand(p.Nodes)
+		contains := strings.EqualFold(p.Nodes, "ALL")
+		for _, m := range members {
+			contains = contains || err == nil && m == name
+		}
+		if contains {
+			in = append(in, p.Name)
+		}
+	}
+	return strings.Join(in, ",")
+}
+
+func (a *app) updateNodes(ctx context.Context, in *apiv1.UpdateNodesRequest, verb string) error {
+	c, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	answer, err := c.Cluster().UpdateNodes(ctx, in)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		if err := a.printJSON(answer); err != nil {
+			return err
+		}
+	} else if len(answer.Refusals) == 0 {
+		fmt.Fprintf(a.out, "%s %s\n", verb, notation.Fold(in.Names))
+	}
+	return a.refused(answer.Refusals)
+}
