@@ -40,6 +40,8 @@ const (
 	ReasonBusy = "BUSY"
 	// ReasonInternal: a bug; the log of the answering controller says more.
 	ReasonInternal = "INTERNAL"
+	// ReasonNotBootstrapped: the cluster's life has not begun.
+	ReasonNotBootstrapped = "NOT_BOOTSTRAPPED"
 	// ReasonShuttingDown: the answering controller is about to leave.
 	ReasonShuttingDown = "SHUTTING_DOWN"
 )
@@ -66,24 +68,21 @@ var codes = map[string]connect.Code{
 	"NODE_NAME_TAKEN":     connect.CodeAlreadyExists,
 	"REQUEST_TOO_OLD":     connect.CodeFailedPrecondition,
 	"REQUEST_ID_REUSED":   connect.CodeInvalidArgument,
-	"JOB_UNKNOWN":         connect.CodeNotFound,
-	"STEP_UNKNOWN":        connect.CodeNotFound,
-	"NODE_UNKNOWN":        connect.CodeNotFound,
-	"BLOB_UNKNOWN":        connect.CodeNotFound,
+	ReasonNotBootstrapped: connect.CodeUnavailable,
 	"NOT_OWNER":           connect.CodePermissionDenied,
 }
 
-// CodeOf returns the code that goes with a reason. Reasons without a row: "…_NOT_FOUND" is not found, "BAD_…" and
-// "INVALID_…" are invalid arguments, and all others are failed preconditions (the request is well-formed, but the
+// CodeOf returns the code that goes with a reason. Reasons without a row: "…_UNKNOWN" is not found, "…_INVALID" and
+// "…_MALFORMED" are invalid arguments, and all others are failed preconditions (the request is well-formed, but the
 // state refuses it).
 func CodeOf(reason string) connect.Code {
 	if code, ok := codes[reason]; ok {
 		return code
 	}
 	switch {
-	case strings.HasSuffix(reason, "_NOT_FOUND"):
+	case strings.HasSuffix(reason, "_UNKNOWN"):
 		return connect.CodeNotFound
-	case strings.HasPrefix(reason, "BAD_"), strings.HasPrefix(reason, "INVALID_"):
+	case strings.HasSuffix(reason, "_INVALID"), strings.HasSuffix(reason, "_MALFORMED"):
 		return connect.CodeInvalidArgument
 	}
 	return connect.CodeFailedPrecondition

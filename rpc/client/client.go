@@ -157,7 +157,9 @@ func (c *Client) Agents(address string) nodev1connect.AgentServiceClient {
 }
 
 // Peer returns a plain connection to one controller (host:port), without retries: controllers use it among themselves.
-func (c *Client) Peer(address string) *connect.Client { return connect.NewClient(c.balance.direct(address)) }
+func (c *Client) Peer(address string) *connect.Client {
+	return connect.NewClient(c.balance.direct(address))
+}
 
 // Node returns the service of the agent at address (host:port), with the same token. Its calls are neither retried nor
 // hedged.

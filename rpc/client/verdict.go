@@ -25,14 +25,15 @@ const (
 
 // transient are the reasons that mean "not now" or "not here".
 var transient = map[string]bool{
-	rpc.ReasonNotLeader:      true,
-	rpc.ReasonNoLeader:       true,
-	rpc.ReasonBehind:         true,
-	rpc.ReasonQuarantined:    true,
-	rpc.ReasonOutcomeUnknown: true,
-	rpc.ReasonShuttingDown:   true,
-	rpc.ReasonBusy:           true,
-	rpc.ReasonDiskFull:       true,
+	rpc.ReasonNotLeader:       true,
+	rpc.ReasonNoLeader:        true,
+	rpc.ReasonBehind:          true,
+	rpc.ReasonQuarantined:     true,
+	rpc.ReasonOutcomeUnknown:  true,
+	rpc.ReasonShuttingDown:    true,
+	rpc.ReasonBusy:            true,
+	rpc.ReasonDiskFull:        true,
+	rpc.ReasonNotBootstrapped: true,
 }
 
 // judge reads the error of one try. Answers of Muster always carry a detail; an error without one was made by a broken
