@@ -156,6 +156,7 @@ func noArguments(c *cobra.Command, args []string) error {
 		return nil
 	}
 	if c.HasSubCommands() {
+		c.SuggestionsMinimumDistance = 2
 		if near := c.SuggestionsFor(args[0]); len(near) > 0 {
 			return usagef("%q is no command of %s: did you mean %s?", args[0], c.CommandPath(), strings.Join(near, " or "))
 		}
