@@ -49,6 +49,7 @@ const (
 	defaultGPUType     = "h100"
 	mostControllers    = 9
 	mostNodes          = 5000
+	mostPerProcess     = 4096 // as muster-agent --nodes
 	mostGPUs           = 64
 )
 
@@ -84,7 +85,7 @@ func (o *Options) complete() error {
 	}{
 		{"--controllers", &o.Controllers, defaultControllers, mostControllers},
 		{"--nodes", &o.Nodes, defaultNodes, mostNodes},
-		{"--agents-per-process", &o.AgentsPerProcess, 1, mostNodes},
+		{"--agents-per-process", &o.AgentsPerProcess, 1, mostPerProcess},
 		{"--cpus", &o.CPUs, defaultCPUs, 4096},
 	} {
 		if *n.value == 0 {

@@ -146,7 +146,7 @@ func cleanEnvironment(environment []string) []string {
 	return kept
 }
 
-// awaitReady waits for the line "ready …" in the log behind offset. If the process ends first, or does not get ready in
+// awaitReady waits for the line "ready …" in the log behind offset, one for each node of an agent process. If the process ends first, or does not get ready in
 // time, the error has the last lines of its log.
 func awaitReady(ctx context.Context, p *process, logPath string, offset int64) error {
 	ticker := time.NewTicker(pollInterval)
@@ -157,10 +157,14 @@ func awaitReady(ctx context.Context, p *process, logPath string, offset int64) e
 		if err != nil {
 			return fmt.Errorf("read the log of %s: %w", p.Name, err)
 		}
+		ready := 0
 		for line := range strings.Lines(string(text)) {
 			if strings.HasPrefix(line, "ready ") || line == "ready\n" {
-				return nil
+				ready++
 			}
+		}
+		if ready >= max(len(p.Nodes), 1) {
+			return nil
 		}
 		if !alive {
 			return fmt.Errorf("%s ended before it was ready; the end of %s:\n%s", p.Name, logPath, lastLines(text, 8))
