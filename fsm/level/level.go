@@ -1,0 +1,128 @@
+package level
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	logv1 "github.com/muster-hpc/muster/proto/muster/log/v1"
+)
+
+// Max is the highest level that this program knows.
+const Max uint32 = 1
+
+// Current returns the ladder of this program.
+func Current() *Ladder { return current }
+
+var current = must(New(Max, map[protoreflect.Name]uint32{
+	"submit_jobs":     1,
+	"cancel_jobs":     1,
+	"update_jobs":     1,
+	"place":           1,
+	"start_attempt":   1,
+	"end_attempt":     1,
+	"create_step":     1,
+	"start_step":      1,
+	"end_step":        1,
+	"report_tasks":    1,
+	"join_node":       1,
+	"lose_node":       1,
+	"fence_node":      1,
+	"update_nodes":    1,
+	"configure":       1,
+	"put_blob":        1,
+	"announce_member": 1,
+	"raise_level":     1,
+	"tick":            1,
+	"explain_jobs":    1,
+	"prune":           1,
+	"bootstrap":       1,
+}, nil))
+
+func must(l *Ladder, err error) *Ladder {
+	if err != nil {
+		panic(err) // A row that names nothing is a mistake in this file; every test finds it.
+	}
+	return l
+}
+
+// Ladder maps operations and fields to the level they need.
+type Ladder struct {
+	max    uint32
+	ops    map[protoreflect.FieldNumber]uint32
+	fields map[protoreflect.FullName]uint32
+}
+
+// New makes a ladder from its rows: ops by the name of the field in Command's oneof, fields by full name
+// ("muster.api.v1.JobSpec.deadline"). It fails if an operation has no row, a row names nothing, or a level is not in 1..max.
+func New(highest uint32, ops map[protoreflect.Name]uint32, fields map[protoreflect.FullName]uint32) (*Ladder, error) {
+	l := &Ladder{max: highest, ops: make(map[protoreflect.FieldNumber]uint32, len(ops)), fields: fields}
+	arms := (&logv1.Command{}).ProtoReflect().Descriptor().Oneofs().ByName("op").Fields()
+	for i := range arms.Len() {
+		arm := arms.Get(i)
+		level, found := ops[arm.Name()]
+		if !found {
+			return nil, fmt.Errorf("ladder: operation %s has no row", arm.Name())
+		}
+		l.ops[arm.Number()] = level
+	}
+	if len(ops) != arms.Len() {
+		return nil, fmt.Errorf("ladder: %d rows for %d operations", len(ops), arms.Len())
+	}
+	for name, level := range ops {
+		if level == 0 || level > highest {
+			return nil, fmt.Errorf("ladder: operation %s needs level %d; the highest is %d", name, level, highest)
+		}
+	}
+	for name, level := range fields {
+		d, err := protoregistry.GlobalFiles.FindDescriptorByName(name)
+		if err != nil {
+			return nil, fmt.Errorf("ladder: field %s: %w", name, err)
+		}
+		if _, isField := d.(protoreflect.FieldDescriptor); !isField {
+			return nil, fmt.Errorf("ladder: %s is not a field", name)
+		}
+		if level == 0 || level > highest {
+			return nil, fmt.Errorf("ladder: field %s needs level %d; the highest is %d", name, level, highest)
+		}
+	}
+	return l, nil
+}
+
+// Max returns the highest level of the ladder.
+func (l *Ladder) Max() uint32 { return l.max }
+
+// Of returns the level that a command needs: the highest of its operation and of every field that is set in it. It returns 0
+// for a command without operation.
+func (l *Ladder) Of(cmd *logv1.Command) uint32 {
+	m := cmd.ProtoReflect()
+	arm := m.WhichOneof(m.Descriptor().Oneofs().ByName("op"))
+	if arm == nil {
+		return 0
+	}
+	level := l.ops[arm.Number()]
+	if len(l.fields) > 0 {
+		level = max(level, l.highest(m))
+	}
+	return level
+}
+
+// highest walks all set fields.
+func (l *Ladder) highest(m protoreflect.Message) uint32 {
+	var level uint32
+	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		level = max(level, l.fields[field.FullName()])
+		switch {
+		case field.Message() == nil || field.IsMap():
+		case field.IsList():
+			for i := range value.List().Len() {
+				level = max(level, l.highest(value.List().Get(i).Message()))
+			}
+		default:
+			level = max(level, l.highest(value.Message()))
+		}
+		return true
+	})
+	return level
+}
