@@ -79,7 +79,7 @@ func (c *Cluster) Kill(ctx context.Context, name string, agentOnly bool) (a Acti
 	return a, err
 }
 
-// Pause sends SIGSTOP to a process; for a node to its agent, and with whole to its supervisors and tasks too.
+// Pause sends SIGSTOP to a process and waits until it stands still; for a node to its agent, and with whole to its supervisors and tasks too.
 func (c *Cluster) Pause(ctx context.Context, name string, whole bool) (Action, error) {
 	return c.signal(ctx, name, whole, syscall.SIGSTOP)
 }
@@ -101,6 +101,11 @@ func (c *Cluster) signal(ctx context.Context, name string, whole bool, signal sy
 		}
 		if !hit {
 			return fmt.Errorf("%s does not run: start it with `muster dev start --dir %s %s`", p.Name, c.dir, p.Name)
+		}
+		if signal == syscall.SIGSTOP {
+			if err := awaitStop(p.Pid, p.Start); err != nil {
+				return err
+			}
 		}
 		if whole {
 			if a.Others, err = signalTree(c.places(s, p), signal); err != nil {

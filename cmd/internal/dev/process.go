@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -32,15 +33,17 @@ type procStat struct {
 }
 
 // statOf reads /proc/PID/stat. The error is fs.ErrNotExist, or ESRCH, if there is no such process.
-func statOf(pid int) (procStat, error) {
-	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+func statOf(pid int) (procStat, error) { return parseStat("/proc/" + strconv.Itoa(pid) + "/stat") }
+
+func parseStat(path string) (procStat, error) {
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return procStat{}, err
 	}
 	// The program's name is in brackets and may contain anything.
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 	if len(fields) < 20 {
-		return procStat{}, fmt.Errorf("/proc/%d/stat has %d fields after the name", pid, len(fields))
+		return procStat{}, fmt.Errorf("%s has %d fields after the name", path, len(fields))
 	}
 	var s procStat
 	s.state = fields[0][0]
@@ -94,6 +97,28 @@ func awaitEnd(pid int, start uint64, limit time.Duration) error {
 		_, _ = unix.Wait4(pid, &status, unix.WNOHANG, nil) // ECHILD: somebody else's
 	}
 	return nil
+}
+
+// awaitStop waits until every thread of a process is stopped: SIGSTOP reaches them one by one.
+func awaitStop(pid int, start uint64) error {
+	for deadline := time.Now().Add(killWait); running(pid, start); time.Sleep(pollInterval / 20) {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		if err != nil {
+			return err
+		}
+		stopped := len(threads) > 0
+		for _, path := range threads {
+			s, err := parseStat(path)
+			stopped = stopped && (err != nil || s.state == 'T' || s.state == 'Z') // it may have ended
+		}
+		if stopped {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("process %d is not stopped %v after SIGSTOP", pid, killWait)
+		}
+	}
+	return fmt.Errorf("process %d ended", pid)
 }
 
 // machineBoot returns the kernel's boot id: recorded pids mean nothing after a reboot.

@@ -136,9 +136,13 @@ func (c *Cluster) awaitVoters(ctx context.Context, s *state) error {
 		return err
 	}
 	defer api.Close()
+	var names []string
+	for _, p := range s.controllers() {
+		names = append(names, p.Name)
+	}
 	var last error
 	for {
-		done, err := promoteLearners(ctx, api, len(s.controllers()))
+		done, err := promoteLearners(ctx, api, names)
 		if done {
 			return nil
 		}
@@ -151,19 +155,20 @@ func (c *Cluster) awaitVoters(ctx context.Context, s *state) error {
 	}
 }
 
-// promoteLearners lets every learner that is up to date vote, and reports whether all the wanted ones do.
-func promoteLearners(ctx context.Context, api *client.Client, wanted int) (done bool, err error) {
+// promoteLearners lets every learner vote, and reports whether all the named controllers do and one leads. A member has no
+// name until it has announced itself.
+func promoteLearners(ctx context.Context, api *client.Client, names []string) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*askTimeout)
 	defer cancel()
 	answer, err := api.Cluster().GetCluster(ctx, &apiv1.GetClusterRequest{})
 	if err != nil {
 		return false, fmt.Errorf("ask for the members: %w", err)
 	}
-	voters, leads := 0, false
+	votes, leads := map[string]bool{}, false
 	for _, m := range answer.Members {
 		leads = leads || m.Leader
 		if m.Voter {
-			voters++
+			votes[m.Name] = true
 			continue
 		}
 		_, err := api.Cluster().ChangeMember(ctx, &apiv1.ChangeMemberRequest{Change: &apiv1.ChangeMemberRequest_Promote{Promote: m.Id}})
@@ -171,7 +176,12 @@ func promoteLearners(ctx context.Context, api *client.Client, wanted int) (done 
 			return false, fmt.Errorf("promote %s: %w", m.Name, err)
 		}
 	}
-	return voters >= wanted && leads, nil
+	for _, name := range names {
+		if !votes[name] {
+			return false, fmt.Errorf("%s does not vote yet", name)
+		}
+	}
+	return leads, nil
 }
 
 // awaitNodes waits until every node is up.
