@@ -76,7 +76,8 @@ func (a *app) printMembers(members []*apiv1.Member) {
 		case m.Voter:
 			role = "voter"
 		}
-		t.add(m.Name, role, m.ApiAddress, m.RaftAddress, strconv.FormatUint(m.AppliedIndex, 10), strconv.Itoa(int(m.SupportedLevel)), m.Version, m.Id, m.Quarantine)
+		t.add(m.Name, role, m.ApiAddress, m.RaftAddress, strconv.FormatUint(m.AppliedIndex, 10), strconv.Itoa(int(m.SupportedLevel)),
+			m.Version, m.Id, m.Quarantine)
 	}
 	t.write(a.out, a.colour)
 }

@@ -141,8 +141,8 @@ func count(status *dev.Status) string {
 func (a *app) devStatus(dir *string) *cobra.Command {
 	return &cobra.Command{
 		Use: "status", Short: "Show the processes and the leader", Args: noArguments,
-		Long: `Show the processes and the leader. With --json: {"leader","term","cluster","dir","processes":[{"name","role","pid","alive","address","paused",
-"raft","answers","voter","index","nodes","sockets","boot_id","log"}]}.`,
+		Long: `Show the processes and the leader. With --json: {"leader","term","cluster","dir","processes":[{"name","role","pid","alive",
+"address","paused","raft","answers","voter","index","nodes","sockets","boot_id","log"}]}.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cluster, err := dev.Open(*dir)
 			if err != nil {
@@ -230,7 +230,10 @@ func (a *app) report(action dev.Action, verb string) error {
 	return err
 }
 
-func (a *app) devSignal(dir *string, use, short, verb string, f func(*dev.Cluster, context.Context, string, bool) (dev.Action, error)) *cobra.Command {
+// signalFunc is dev.Cluster.Pause or Resume.
+type signalFunc func(c *dev.Cluster, ctx context.Context, name string, whole bool) (dev.Action, error)
+
+func (a *app) devSignal(dir *string, use, short, verb string, f signalFunc) *cobra.Command {
 	var whole bool
 	c := &cobra.Command{
 		Use: use + " NAME|leader", Short: short, Args: exactlyOne("a name, or leader"),

@@ -116,7 +116,7 @@ func (a *app) listJobs(ctx context.Context, filter *apiv1.JobFilter, limit int) 
 	t := table{
 		header: []string{"JOB", "NAME", "USER", "PARTITION", "STATE", "TIME", "NODES", "GPUS", "EXIT", "NODELIST / REASON"},
 		right:  map[int]bool{0: true, 5: true, 6: true, 7: true},
-		paint:  map[int]func(string) string{4: paintState},
+		paint:  states(4),
 	}
 	now := time.Now()
 	for _, j := range whole.Jobs {

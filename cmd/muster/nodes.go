@@ -14,6 +14,9 @@ import (
 	"github.com/muster-hpc/muster/rpc/client"
 )
 
+// nodesRequest is a change of nodes.
+type nodesRequest = apiv1.UpdateNodesRequest
+
 func (a *app) nodesCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "nodes [NODE…]", Short: "List nodes, or drain and resume them",
@@ -26,7 +29,7 @@ func (a *app) nodesCommand() *cobra.Command {
 		},
 	}
 	var reason string
-	change := func(use, short, verb string, needsReason bool, set func(*apiv1.UpdateNodesRequest)) *cobra.Command {
+	change := func(use, short, verb string, needsReason bool, set func(*nodesRequest)) *cobra.Command {
 		sub := &cobra.Command{
 			Use: use + " NODE…", Short: short, Args: atLeastOne("node names"),
 			RunE: func(c *cobra.Command, args []string) error {
@@ -48,16 +51,16 @@ func (a *app) nodesCommand() *cobra.Command {
 		return sub
 	}
 	c.AddCommand(
-		change("drain", "Place no new work on nodes; running work goes on", "Drained", true, func(r *apiv1.UpdateNodesRequest) {
+		change("drain", "Place no new work on nodes; running work goes on", "Drained", true, func(r *nodesRequest) {
 			r.Change = &apiv1.UpdateNodesRequest_Drain{Drain: true}
 		}),
-		change("resume", "Place work on nodes again", "Resumed", false, func(r *apiv1.UpdateNodesRequest) {
+		change("resume", "Place work on nodes again", "Resumed", false, func(r *nodesRequest) {
 			r.Change = &apiv1.UpdateNodesRequest_Resume{Resume: true}
 		}),
-		change("down", "Declare nodes dead: their work ends now, and waits until it is accounted for", "Declared dead:", true, func(r *apiv1.UpdateNodesRequest) {
+		change("down", "Declare nodes dead: their work ends now, and waits until it is accounted for", "Declared dead:", true, func(r *nodesRequest) {
 			r.Change = &apiv1.UpdateNodesRequest_Down{Down: true}
 		}),
-		change("fenced", "Declare nodes dead and powered off: their work may start elsewhere at once", "Declared powered off:", true, func(r *apiv1.UpdateNodesRequest) {
+		change("fenced", "Declare nodes dead and powered off: their work may start elsewhere at once", "Declared powered off:", true, func(r *nodesRequest) {
 			r.Change = &apiv1.UpdateNodesRequest_Fenced{Fenced: true}
 		}),
 	)
@@ -80,7 +83,7 @@ func (a *app) listNodes(ctx context.Context, names []string) error {
 	t := table{
 		header: []string{"NODE", "STATE", "CPUS", "MEMORY", "GPUS", "PARTITIONS", "JOBS", "REASON"},
 		right:  map[int]bool{2: true, 3: true, 4: true},
-		paint:  map[int]func(string) string{1: paintState},
+		paint:  states(1),
 	}
 	for _, n := range answer.Nodes {
 		t.add(nodeRow(n, answer.Partitions)...)

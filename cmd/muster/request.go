@@ -50,7 +50,7 @@ func (r *request) flags(f *pflag.FlagSet) {
 	f.BoolVar(&r.exclusive, "exclusive", false, "whole nodes, shared with nobody")
 	f.StringVarP(&r.nodeList, "nodelist", "w", "", "nodes that must be part of it, `n[1-2]`")
 	f.StringVarP(&r.exclude, "exclude", "x", "", "nodes that must not be part of it, `n[1-2]`")
-	f.BoolVar(&r.recover, "recover", false, "recover automatically from lost nodes: the job stops itself where its node loses contact, and starts again on others")
+	f.BoolVar(&r.recover, "recover", false, "recover from lost nodes: the job stops itself where contact is lost, and starts again on others")
 	f.BoolVar(&r.noRequeue, "no-requeue", false, "never start again, whatever the reason of a failure")
 	f.BoolVar(&r.noRendezvous, "no-rendezvous", false, "do not set MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, LOCAL_RANK")
 	f.StringVarP(&r.account, "account", "A", "", "`account` to charge")

@@ -63,15 +63,17 @@ func (a *app) showJob(ctx context.Context, text string) error {
 		t.write(a.out, a.colour)
 	}
 	if len(answer.Attempts) > 0 {
-		t := table{header: []string{"ATTEMPT", "STATE", "STARTED", "ENDED", "END"}, right: map[int]bool{0: true}, paint: map[int]func(string) string{1: paintState}}
+		t := table{header: []string{"ATTEMPT", "STATE", "STARTED", "ENDED", "END"}, right: map[int]bool{0: true}, paint: states(1)}
 		for _, at := range answer.Attempts {
-			t.add(strconv.Itoa(int(at.Number)), strings.TrimPrefix(at.State.String(), "ATTEMPT_STATE_"), moment(at.StartTime), moment(at.EndTime), attemptEnd(at))
+			state := strings.TrimPrefix(at.State.String(), "ATTEMPT_STATE_")
+			t.add(strconv.Itoa(int(at.Number)), state, moment(at.StartTime), moment(at.EndTime), attemptEnd(at))
 		}
 		fmt.Fprintln(a.out)
 		t.write(a.out, a.colour)
 	}
 	if len(answer.Steps) > 0 {
-		t := table{header: []string{"STEP", "ATTEMPT", "NAME", "STATE", "TASKS", "NODES", "TIME", "END"}, right: map[int]bool{1: true, 4: true, 6: true}, paint: map[int]func(string) string{3: paintState}}
+		t := table{header: []string{"STEP", "ATTEMPT", "NAME", "STATE", "TASKS", "NODES", "TIME", "END"}, right: map[int]bool{1: true, 4: true, 6: true},
+			paint: states(3)}
 		for _, s := range answer.Steps {
 			t.add(stepName(s), strconv.Itoa(int(s.Attempt)), s.Spec.GetName(), stepState(s), strconv.Itoa(int(s.NumTasks)), s.NodeList,
 				elapsed(s.StartTime, s.EndTime, now), stepEnd(s))

@@ -100,3 +100,8 @@ func (f *fields) write(w io.Writer) {
 		fmt.Fprintf(w, "%-*s  %s\n", width, row[0], row[1])
 	}
 }
+
+// states paints one column as states.
+func states(column int) map[int]func(string) string {
+	return map[int]func(string) string{column: paintState}
+}

@@ -69,7 +69,9 @@ func parse(args []string) (options, error) {
 	if flags.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
-	for name, value := range map[string]int{"steps": o.steps, "batch": o.batch, "hidden": o.hidden, "save-every": o.saveEvery, "keep": o.keep, "log-every": o.logEvery} {
+	for name, value := range map[string]int{
+		"steps": o.steps, "batch": o.batch, "hidden": o.hidden, "save-every": o.saveEvery, "keep": o.keep, "log-every": o.logEvery,
+	} {
 		if value < 1 {
 			return o, fmt.Errorf("--%s is %d; it must be at least 1", name, value)
 		}

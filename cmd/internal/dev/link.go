@@ -36,7 +36,8 @@ func shortLink(dir string) (string, error) {
 	target, err := os.Readlink(link)
 	owner, ok := info.Sys().(*syscall.Stat_t)
 	if err != nil || target != dir || !ok || int(owner.Uid) != os.Getuid() {
-		return "", fmt.Errorf("%s is too long for sockets, and its short name %s is something else: remove that, or choose a --dir of at most %d bytes", dir, link, longestDir)
+		return "", fmt.Errorf("%s is too long for sockets, and its short name %s is something else: remove that, or choose a --dir of at most %d bytes",
+			dir, link, longestDir)
 	}
 	return link, nil
 }

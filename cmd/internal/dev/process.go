@@ -171,8 +171,8 @@ func cleanEnvironment(environment []string) []string {
 	return kept
 }
 
-// awaitReady waits for the line "ready …" in the log behind offset, one for each node of an agent process. If the process ends first, or does not get ready in
-// time, the error has the last lines of its log.
+// awaitReady waits for the line "ready …" in the log behind offset, one for each node of an agent process. If the
+// process ends first, or does not get ready in time, the error has the last lines of its log.
 func awaitReady(ctx context.Context, p *process, logPath string, offset int64) error {
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
