@@ -1,0 +1,296 @@
+package server
+
+import (
+	"context"
+	"fmt"
+
+	"connectrpc.com/connect/v2"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/muster-hpc/muster/fsm"
+	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+	logv1 "github.com/muster-hpc/muster/proto/muster/log/v1"
+	"github.com/muster-hpc/muster/proto/notation"
+	"github.com/muster-hpc/muster/rpc"
+)
+
+// jobService is apiv1connect.JobServiceHandler.
+type jobService struct{ *Server }
+
+// SubmitJobs stores jobs durably.
+func (s jobService) SubmitJobs(ctx context.Context, request *apiv1.SubmitJobsRequest) (*apiv1.SubmitJobsResponse, error) {
+	return s.submit(ctx, request)
+}
+
+// CancelJobs ends or signals the jobs that the filter selects.
+func (s jobService) CancelJobs(ctx context.Context, request *apiv1.CancelJobsRequest) (*apiv1.CancelJobsResponse, error) {
+	if err := known(request); err != nil {
+		return nil, err
+	}
+	command, err := stamp(ctx, request.RequestId, request)
+	if err != nil {
+		return nil, err
+	}
+	ids, err := s.selected(ctx, request.Filter)
+	if err != nil {
+		return nil, err
+	}
+	response := &apiv1.CancelJobsResponse{Revision: s.replica.View().Revision()}
+	for part := 0; part == 0 || len(ids) > 0; part++ {
+		n := min(len(ids), maxIDsPerCommand)
+		result, err := s.propose(ctx, partOf(command, part, &logv1.Command{Op: &logv1.Command_CancelJobs{CancelJobs: &logv1.CancelJobs{
+			JobIds: ids[:n], Signal: request.Signal, BatchOnly: request.BatchOnly, Full: request.Full, Step: request.Step}}}), false)
+		if err != nil {
+			return nil, err
+		}
+		if result.Refusal != nil {
+			return nil, rpc.FromDetail(result.Refusal)
+		}
+		response.JobIds = append(response.JobIds, result.JobIds...)
+		response.Refusals = append(response.Refusals, result.Refusals...)
+		response.Revision = result.Revision
+		ids = ids[n:]
+	}
+	return response, nil
+}
+
+// selected resolves the filter of a CancelJobs. Jobs that are named are taken as they are, so that Apply says of each
+// that is unknown or has ended; otherwise only active jobs count, and of a user who is no operator only the own ones.
+func (s *Server) selected(ctx context.Context, filter *apiv1.JobFilter) ([]uint32, error) {
+	if proto.Size(filter) == 0 {
+		return nil, rpc.Refuse(connect.CodeInvalidArgument, "EMPTY_FILTER", "filter",
+			"the filter is empty, which would mean all jobs: name jobs, users, partitions, names or states")
+	}
+	if err := tooMany("job ids", len(filter.JobIds), maxNames); err != nil {
+		return nil, err
+	}
+	if onlyIDs := (&apiv1.JobFilter{JobIds: filter.JobIds}); proto.Equal(onlyIDs, filter) {
+		return filter.JobIds, nil
+	}
+	view, err := s.view(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	match, err := newMatcher(view, filter)
+	if err != nil {
+		return nil, err
+	}
+	principal := rpc.PrincipalOf(ctx)
+	everybodys := len(filter.JobIds) > 0 || rpc.IsOperator(principal, view.Settings())
+	var ids []uint32
+	for job := range match.candidates(0) {
+		if !fsm.Ended(job.Status.State) && match.job(job) && (everybodys || job.Owner.Uid == principal.Uid) {
+			ids = append(ids, job.Id)
+		}
+	}
+	return ids, nil
+}
+
+// UpdateJob holds, releases, requeues or changes jobs.
+func (s jobService) UpdateJob(ctx context.Context, request *apiv1.UpdateJobRequest) (*apiv1.UpdateJobResponse, error) {
+	if err := tooMany("job ids", len(request.JobIds), maxIDsPerCommand); err != nil {
+		return nil, err
+	}
+	if request.Change == nil {
+		return nil, malformed("change", "the request does not say what to change")
+	}
+	if err := known(request); err != nil {
+		return nil, err
+	}
+	command, err := stamp(ctx, request.RequestId, request)
+	if err != nil {
+		return nil, err
+	}
+	inner := proto.CloneOf(request)
+	inner.RequestId = ""
+	command.Op = &logv1.Command_UpdateJobs{UpdateJobs: &logv1.UpdateJobs{Request: inner}}
+	result, err := s.propose(ctx, command, false)
+	if err != nil {
+		return nil, err
+	}
+	if result.Refusal != nil {
+		return nil, rpc.FromDetail(result.Refusal)
+	}
+	return &apiv1.UpdateJobResponse{Refusals: result.Refusals, Revision: result.Revision}, nil
+}
+
+// GetJob returns a job with its attempts and steps.
+func (s jobService) GetJob(ctx context.Context, request *apiv1.GetJobRequest) (*apiv1.GetJobResponse, error) {
+	view, err := s.view(ctx, request.Read)
+	if err != nil {
+		return nil, err
+	}
+	job := view.Job(request.JobId)
+	if job == nil {
+		return nil, jobUnknown(request.JobId)
+	}
+	response := &apiv1.GetJobResponse{Job: job, Info: s.info(view)}
+	for attempt := range view.Attempts(job.Id) {
+		response.Attempts = append(response.Attempts, attempt)
+	}
+	for step := range view.Steps(job.Id) {
+		response.Steps = append(response.Steps, step)
+	}
+	if attempt := view.Attempt(job.Id, job.Status.Attempt); attempt != nil {
+		response.Shares = shares(view, attempt.Placement)
+	}
+	return response, nil
+}
+
+func jobUnknown(id uint32) error {
+	return rpc.Refuse(connect.CodeNotFound, "JOB_UNKNOWN", fmt.Sprintf("job %d", id),
+		fmt.Sprintf("there is no job %d: it was never submitted, or it finished so long ago that it left the cluster's memory", id))
+}
+
+// CreateStep creates a step in a running job, and returns when this controller sees it.
+func (s jobService) CreateStep(ctx context.Context, request *apiv1.CreateStepRequest) (*apiv1.CreateStepResponse, error) {
+	ctx, cancel := deadline(ctx)
+	defer cancel()
+	if request.Spec == nil {
+		return nil, malformed("spec", "the request has no step specification")
+	}
+	if len(request.Environment) > rpc.MaxEnvironmentBytes {
+		return nil, rpc.Refuse(connect.CodeInvalidArgument, rpc.ReasonTooLarge, "environment", fmt.Sprintf(
+			"the environment has %d bytes; the limit is %d bytes", len(request.Environment), rpc.MaxEnvironmentBytes))
+	}
+	if err := known(request); err != nil {
+		return nil, err
+	}
+	command, err := stamp(ctx, request.RequestId, request)
+	if err != nil {
+		return nil, err
+	}
+	op := &logv1.CreateStep{JobId: request.JobId, Spec: request.Spec, Attempt: request.Attempt}
+	if len(request.Environment) > 0 {
+		blob := blobOf(request.Environment)
+		op.Spec = proto.CloneOf(request.Spec)
+		op.Spec.EnvironmentBlob = blob.Sha256
+		if len(blob.Data) > maxInlineBlobs {
+			if err := s.putBlobs(ctx, command.Principal, []*logv1.BlobContent{blob}); err != nil {
+				return nil, err
+			}
+		} else {
+			op.Blobs = append(op.Blobs, blob)
+		}
+	}
+	command.Op = &logv1.Command_CreateStep{CreateStep: op}
+	result, err := s.propose(ctx, command, false)
+	if err != nil {
+		return nil, err
+	}
+	if result.Refusal != nil {
+		return nil, rpc.FromDetail(result.Refusal)
+	}
+	view, err := s.viewAt(ctx, result.Revision)
+	if err != nil {
+		return nil, err
+	}
+	step := findStep(view, request.JobId, result.Attempt, result.StepId)
+	if step == nil {
+		return nil, stepUnknown(request.JobId, result.StepId)
+	}
+	return &apiv1.CreateStepResponse{Step: step, Shares: shares(view, step.Placement), Revision: result.Revision}, nil
+}
+
+// findStep returns a step; attempt 0 means the latest attempt that has it.
+func findStep(view *fsm.View, job, attempt, id uint32) *apiv1.Step {
+	if attempt != 0 {
+		return view.Step(job, attempt, id)
+	}
+	j := view.Job(job)
+	if j == nil {
+		return nil
+	}
+	for n := j.Status.Attempt; n > 0; n-- {
+		if step := view.Step(job, n, id); step != nil {
+			return step
+		}
+	}
+	return nil
+}
+
+func stepUnknown(job, step uint32) error {
+	name := fmt.Sprintf("step %d.%d", job, step)
+	if step == fsm.BatchStep {
+		name = fmt.Sprintf("step %d.batch", job)
+	}
+	return rpc.Refuse(connect.CodeNotFound, "STEP_UNKNOWN", name, "there is no "+name)
+}
+
+// GetStep returns a step, and can wait for its end.
+func (s jobService) GetStep(ctx context.Context, request *apiv1.GetStepRequest) (*apiv1.GetStepResponse, error) {
+	view, err := s.view(ctx, request.Read)
+	if err != nil {
+		return nil, err
+	}
+	find := func(view *fsm.View) (*apiv1.Step, error) {
+		if view.Job(request.JobId) == nil {
+			return nil, jobUnknown(request.JobId)
+		}
+		step := findStep(view, request.JobId, request.Attempt, request.StepId)
+		if step == nil {
+			return nil, stepUnknown(request.JobId, request.StepId)
+		}
+		return step, nil
+	}
+	step, err := find(view)
+	if err != nil {
+		return nil, err
+	}
+	if request.WaitEndMs > 0 && !fsm.StepEnded(step.State) {
+		if view, err = s.waitStep(ctx, request, view); err != nil {
+			return nil, err
+		}
+		if step, err = find(view); err != nil {
+			return nil, err
+		}
+	}
+	return &apiv1.GetStepResponse{Step: step, Shares: shares(view, step.Placement), Info: s.info(view)}, nil
+}
+
+// waitStep returns the newest view when the step has ended, the time is over, or this controller leaves. A later view
+// than the one that the caller's consistency demanded satisfies it as well.
+func (s *Server) waitStep(ctx context.Context, request *apiv1.GetStepRequest, view *fsm.View) (*fsm.View, error) {
+	timer := newTimer(request.WaitEndMs)
+	defer timer.Stop()
+	waiter, done := s.hub.job(request.JobId)
+	defer done()
+	for {
+		if now := s.replica.View(); fsm.CompareRevisions(now.Revision(), view.Revision()) > 0 {
+			view = now
+		}
+		step := findStep(view, request.JobId, request.Attempt, request.StepId)
+		if step == nil || fsm.StepEnded(step.State) {
+			return view, nil
+		}
+		select {
+		case <-waiter.wake:
+		case <-timer.C:
+			return view, nil
+		case <-s.draining:
+			return nil, s.leaving()
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// shares lists a placement by node name, in rank order.
+func shares(view *fsm.View, placement *apiv1.Placement) []*apiv1.NodeShare {
+	var list []*apiv1.NodeShare
+	for _, group := range placement.GetGroups() {
+		cpus, gpus := notation.Mask(group.CpuMask).String(), notation.Mask(group.GpuMask).String()
+		for _, number := range group.Nodes {
+			share := &apiv1.NodeShare{Cpus: cpus, Gpus: gpus, MemoryMb: group.MemoryMb, Tasks: group.Tasks}
+			if node := view.Node(number); node != nil {
+				share.Node = node.Spec.GetName()
+				share.AgentAddress = node.Spec.GetAgentAddress()
+				if first := notation.Mask(group.GpuMask).Devices(); len(first) > 0 && first[0] < len(node.Spec.GetGpus()) {
+					share.GpuType = node.Spec.Gpus[first[0]].Type
+				}
+			}
+			list = append(list, share)
+		}
+	}
+	return list
+}

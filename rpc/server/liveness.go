@@ -1,0 +1,139 @@
+package server
+
+import (
+	"context"
+	"sync"
+
+	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
+	peerv1 "github.com/muster-hpc/muster/proto/muster/peer/v1"
+)
+
+// livenessBatcher passes Syncs to the leader in batches that form by themselves: what comes while a batch is on its way
+// goes with the next. Readiness does not wait for that, up to urgentInFlight messages, because a gang starts when its last
+// node is ready. Of each node only the newest beat waits.
+type livenessBatcher struct {
+	server *Server
+
+	mu       sync.Mutex
+	queue    []*queuedBeat
+	byNode   map[uint32]*queuedBeat
+	urgent   bool // the queue holds readiness
+	inFlight int
+}
+
+// urgentInFlight bounds the messages on their way to the leader while there is readiness to report.
+const urgentInFlight = 4
+
+type queuedBeat struct {
+	beat    *peerv1.Beat
+	session *session
+}
+
+// add queues the beat of a Sync.
+func (b *livenessBatcher) add(request *nodev1.SyncRequest, session *session) {
+	beat := &peerv1.Beat{Node: request.Node, Epoch: request.Epoch, Instance: request.Instance, Sequence: request.Sequence,
+		LastGrant: request.LastGrant, Actual: preparing(request.Actual)}
+	ready := false
+	for _, attempt := range beat.Actual {
+		ready = ready || attempt.State == nodev1.WorkState_WORK_STATE_PREPARED
+		for _, step := range attempt.Steps {
+			ready = ready || step.State == nodev1.WorkState_WORK_STATE_PREPARED
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.byNode == nil {
+		b.byNode = map[uint32]*queuedBeat{}
+	}
+	if waiting := b.byNode[beat.Node]; waiting != nil && (waiting.session != session || waiting.beat.Sequence < beat.Sequence) {
+		waiting.beat, waiting.session = beat, session
+	} else if waiting == nil {
+		queued := &queuedBeat{beat, session}
+		b.byNode[beat.Node] = queued
+		b.queue = append(b.queue, queued)
+	}
+	b.urgent = b.urgent || ready
+	if b.inFlight == 0 || b.urgent && b.inFlight < urgentInFlight {
+		b.inFlight++
+		b.server.background.Go(b.run)
+	}
+}
+
+// preparing is what the leader needs to know: the attempts that prepare, or have steps that do.
+func preparing(actual []*nodev1.ActualAttempt) []*nodev1.ActualAttempt {
+	var list []*nodev1.ActualAttempt
+	for _, attempt := range actual {
+		relevant := unstarted(attempt.State)
+		for _, step := range attempt.Steps {
+			relevant = relevant || unstarted(step.State)
+		}
+		if relevant {
+			list = append(list, attempt)
+		}
+	}
+	return list
+}
+
+func unstarted(state nodev1.WorkState) bool {
+	return state == nodev1.WorkState_WORK_STATE_PREPARING || state == nodev1.WorkState_WORK_STATE_PREPARED
+}
+
+// run sends batches until nothing waits.
+func (b *livenessBatcher) run() {
+	for {
+		b.mu.Lock()
+		batch := b.queue[:min(len(b.queue), beatBatch)]
+		b.queue = b.queue[len(batch):]
+		if len(b.queue) == 0 {
+			b.queue, b.urgent = nil, false
+		}
+		for _, queued := range batch {
+			delete(b.byNode, queued.beat.Node)
+		}
+		if len(batch) == 0 || b.server.lifetime.Err() != nil {
+			b.inFlight--
+			b.mu.Unlock()
+			return
+		}
+		b.mu.Unlock()
+		b.server.reportLiveness(batch)
+	}
+}
+
+// reportLiveness passes one batch to the leader and notes the grants once its entry is applied here. A batch that finds
+// no leader in time is dropped: the agents' next Syncs say the same again.
+func (s *Server) reportLiveness(batch []*queuedBeat) {
+	ctx, cancel := context.WithTimeout(s.lifetime, silenceOfLeader)
+	defer cancel()
+	beats := make([]*peerv1.Beat, len(batch))
+	for i, queued := range batch {
+		beats[i] = queued.beat
+	}
+	var response *peerv1.ReportLivenessResponse
+	err := s.onLeader(ctx, "a batch of liveness",
+		func(err error) bool { return s.unsent(err) || unclear(err) },
+		func(ctx context.Context) (err error) {
+			response, err = s.control.ReportLiveness(ctx, beats)
+			return err
+		},
+		func(ctx context.Context, leader leaderClient) (err error) {
+			response, err = leader.ReportLiveness(ctx, &peerv1.ReportLivenessRequest{Beats: beats})
+			return err
+		})
+	if err != nil {
+		s.log.Debug("liveness was not acknowledged", "beats", len(beats), "error", err)
+		return
+	}
+	if !s.faults.GrantUncommitted {
+		if _, err := s.replica.WaitIndex(ctx, response.Index); err != nil {
+			s.log.Debug("the entry of a liveness batch was not applied in time", "index", response.Index, "error", err)
+			return
+		}
+	}
+	refused := set(response.Refused)
+	for _, queued := range batch {
+		if !refused[queued.beat.Node] {
+			queued.session.grant(queued.beat.Sequence)
+		}
+	}
+}

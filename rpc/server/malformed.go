@@ -1,0 +1,68 @@
+package server
+
+import (
+	"fmt"
+
+	"connectrpc.com/connect/v2"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+	"github.com/muster-hpc/muster/rpc"
+)
+
+// malformed makes a refusal for a request that cannot be understood.
+func malformed(subject, format string, args ...any) error {
+	return rpc.Refuse(connect.CodeInvalidArgument, rpc.ReasonMalformed, subject, fmt.Sprintf(format, args...))
+}
+
+// tooMany refuses more items than a bound.
+func tooMany(subject string, n, limit int) error {
+	if n <= limit {
+		return nil
+	}
+	return rpc.Refuse(connect.CodeInvalidArgument, rpc.ReasonTooMany, subject,
+		fmt.Sprintf("the request has %d %s; the limit is %d: split it", n, subject, limit))
+}
+
+// known refuses messages with fields that this program does not know. What is proposed is stored and applied by every
+// controller, and a controller that meets an unknown field in an entry has to stop: so it must not get that far.
+func known(message proto.Message) error {
+	if name := unknownIn(message.ProtoReflect()); name != "" {
+		return rpc.Refuse(connect.CodeInvalidArgument, "UNKNOWN_FIELD", name, fmt.Sprintf(
+			"the request has a field in %s that this controller does not know: the client is newer than the cluster; upgrade the controllers first", name))
+	}
+	return nil
+}
+
+// unknownIn returns the name of a message in m that has unknown fields, or "".
+func unknownIn(m protoreflect.Message) string {
+	if len(m.GetUnknown()) > 0 {
+		return string(m.Descriptor().FullName())
+	}
+	found := ""
+	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		if field.Message() == nil || field.IsMap() {
+			return true // no message that is proposed has a map
+		}
+		if !field.IsList() {
+			found = unknownIn(value.Message())
+			return found == ""
+		}
+		for i := range value.List().Len() {
+			if found = unknownIn(value.List().Get(i).Message()); found != "" {
+				return false
+			}
+		}
+		return true
+	})
+	return found
+}
+
+// detailOf returns the detail in an error, or one made of it.
+func detailOf(err error, subject string) *apiv1.ErrorDetail {
+	if detail := rpc.Detail(err); detail != nil {
+		return detail
+	}
+	return &apiv1.ErrorDetail{Reason: rpc.ReasonInternal, Subject: subject, Sentence: rpc.Sentence(err)}
+}
