@@ -1,0 +1,142 @@
+package fsm
+
+import (
+	"fmt"
+	"slices"
+
+	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+
+	"github.com/muster-hpc/muster/fsm/shape"
+	"github.com/muster-hpc/muster/fsm/state"
+)
+
+// CheckInvariants recomputes from the records what must hold in every published state, and returns the first violation: the
+// single ownership of devices and attempts (guarantee G2), the order of attempts, and that indexes, counters and the digest say
+// what the tables say. It looks at everything, so it is for tests.
+func CheckInvariants(v *View) error {
+	if v.Digest() != v.Recompute() {
+		return fmt.Errorf("the digest is %016x, recomputed %016x", v.Digest(), v.Recompute())
+	}
+	if err := v.CheckIndexes(); err != nil {
+		return err
+	}
+	for job := range v.Jobs(0) {
+		if err := checkJob(v, job); err != nil {
+			return fmt.Errorf("job %d: %w", job.Id, err)
+		}
+	}
+	return checkDevices(v)
+}
+
+// checkJob checks a job against its attempts and steps.
+func checkJob(v *View, job *apiv1.Job) error {
+	var attempts []*apiv1.Attempt
+	for a := range v.Attempts(job.Id) {
+		if int(a.Number) != len(attempts)+1 {
+			return fmt.Errorf("attempt %d follows attempt %d", a.Number, len(attempts))
+		}
+		if n := len(attempts); n > 0 && attempts[n-1].State != apiv1.AttemptState_ATTEMPT_STATE_ENDED {
+			return fmt.Errorf("attempt %d began before attempt %d was accounted for on nodes %v", a.Number, attempts[n-1].Number, attempts[n-1].Unaccounted)
+		}
+		if err := checkAttempt(v, a); err != nil {
+			return fmt.Errorf("attempt %d: %w", a.Number, err)
+		}
+		attempts = append(attempts, a)
+	}
+	if len(attempts) != int(job.Status.Attempt) {
+		return fmt.Errorf("it has %d attempts and says %d", len(attempts), job.Status.Attempt)
+	}
+	var last apiv1.AttemptState
+	if len(attempts) > 0 {
+		last = attempts[len(attempts)-1].State
+	}
+	s := job.Status
+	var consistent bool
+	switch last {
+	case attemptPreparing:
+		consistent = s.State == jobConfiguring && !s.Completing
+	case attemptRunning:
+		consistent = s.State == jobRunning && !s.Completing
+	case attemptEnding:
+		consistent = (s.State == jobConfiguring || s.State == jobRunning) && s.Completing
+	default:
+		consistent = (s.State == jobPending || state.Ended(s.State)) && !s.Completing
+	}
+	if !consistent {
+		return fmt.Errorf("it is %s (completing: %t) and its last attempt is %s", s.State, s.Completing, last)
+	}
+	return nil
+}
+
+func checkAttempt(v *View, a *apiv1.Attempt) error {
+	inPlace := nodesOf(a.Placement)
+	live := a.State == attemptPreparing || a.State == attemptRunning
+	if live {
+		for i, number := range inPlace {
+			n := v.Node(number)
+			if !slices.Contains(a.Unaccounted, number) || n.Epoch != a.Placement.Epochs[i] || n.State != nodeUp {
+				return fmt.Errorf("it is live on node %d (epoch %d of %d, %s, unaccounted nodes %v)", number, a.Placement.Epochs[i], n.Epoch,
+					n.State, a.Unaccounted)
+			}
+		}
+	}
+	if (len(a.Unaccounted) == 0) != (a.State == attemptEnded) {
+		return fmt.Errorf("it is %s with unaccounted nodes %v", a.State, a.Unaccounted)
+	}
+	for _, number := range a.Unaccounted {
+		if h, _ := holding(a, number); h == nil {
+			return fmt.Errorf("node %d has not accounted for it and holds nothing of it", number)
+		}
+	}
+	for step := range v.AttemptSteps(a.JobId, a.Number) {
+		ended := state.StepEnded(step.State)
+		switch {
+		case ended != (len(step.Unreported) == 0):
+			return fmt.Errorf("step %d is %s with unreported nodes %v", step.Id, step.State, step.Unreported)
+		case !ended && !live && !step.Ending:
+			return fmt.Errorf("step %d is not being ended", step.Id)
+		case !ended && a.State == attemptEnded:
+			return fmt.Errorf("step %d outlives it", step.Id)
+		}
+	}
+	return nil
+}
+
+// checkDevices recomputes what every node has given away.
+func checkDevices(v *View) error {
+	type use struct {
+		cpus, gpus []uint64
+		memory     uint64
+		owners     []uint64
+	}
+	uses := make(map[uint32]*use)
+	for a := range v.LiveAttempts() {
+		for _, number := range a.Unaccounted {
+			u := uses[number]
+			if u == nil {
+				u = &use{}
+				uses[number] = u
+			}
+			h, _ := holding(a, number)
+			if overlap(u.cpus, h.cpus) || overlap(u.gpus, h.gpus) {
+				return fmt.Errorf("devices of node %d belong to job %d, attempt %d, and to another of %v too", number, a.JobId, a.Number, u.owners)
+			}
+			u.cpus, u.gpus, u.memory = with(u.cpus, h.cpus), with(u.gpus, h.gpus), u.memory+h.memory
+			u.owners = append(u.owners, state.PackAttempt(a.JobId, a.Number))
+		}
+	}
+	for n := range v.Nodes() {
+		u := uses[n.Number]
+		if u == nil {
+			u = &use{}
+		}
+		slices.Sort(u.owners)
+		if !slices.Equal(u.owners, n.Owners) || !slices.Equal(trim(u.cpus), trim(n.CpusAllocatedMask)) ||
+			!slices.Equal(trim(u.gpus), trim(n.GpusAllocatedMask)) || u.memory != n.MemoryAllocatedMb ||
+			shape.Count(u.cpus) != uint64(n.CpusAllocated) {
+			return fmt.Errorf("node %s says owners %v, CPUs %x, GPUs %x, memory %d; its attempts say %v, %x, %x, %d", n.Spec.Name,
+				n.Owners, n.CpusAllocatedMask, n.GpusAllocatedMask, n.MemoryAllocatedMb, u.owners, u.cpus, u.gpus, u.memory)
+		}
+	}
+	return nil
+}
