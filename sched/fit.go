@@ -11,6 +11,8 @@ type classShape struct {
 	shape
 	part *partition
 	typ  int
+	// largest is the most units that an empty node of the partition takes.
+	largest uint32
 	// include and exclude are slots.
 	include []int
 	exclude []int
@@ -27,16 +29,52 @@ type pick struct {
 // fit finds nodes on which a job that ends at the given time can start now, without delaying a reservation. It returns nil if there are
 // none. The result is valid until the next call.
 func (p *pass) fit(s *classShape, end Time) []pick {
-	blocked := p.blockedFor(end)
-	if s.units > 1 && s.nodesMin == s.nodesMax && s.units%s.nodesMin == 0 {
-		if picks := p.fitEqual(s, blocked, s.units/s.nodesMin); picks != nil {
-			return picks
+	if len(s.include) > 0 || len(s.exclude) > 0 {
+		return p.search(s, end)
+	}
+	key := needKey{part: s.part, fixed: s.fixed, unit: s.unit, maxUnits: s.maxUnits, typ: s.typ, whole: s.whole, memoryAll: s.memoryAll}
+	for _, f := range p.failed[key] {
+		if f.nodes <= s.nodesMin && f.units <= s.units && (s.units == 0 || f.most >= s.nodesMax) && f.end <= end {
+			return nil
 		}
 	}
-	if s.units > 1 {
-		return p.fitUnits(s, blocked)
+	picks := p.search(s, end)
+	if picks == nil && len(p.failed[key]) < failuresKept {
+		p.failed[key] = append(p.failed[key], failure{s.nodesMin, s.nodesMax, s.units, end})
 	}
-	return p.fitEqual(s, blocked, s.units)
+	return picks
+}
+
+// failuresKept bounds what is remembered of one need.
+const failuresKept = 16
+
+// needKey is what a job asks of each node. Nodes only get fuller in a pass: what failed once fails again, and so does more of it.
+type needKey struct {
+	part             *partition
+	fixed, unit      amount
+	maxUnits         uint32
+	typ              int
+	whole, memoryAll bool
+}
+
+// failure is a number of nodes and units that did not fit for a job that ends at a time.
+type failure struct {
+	nodes, most, units uint32
+	end                Time
+}
+
+// search looks at the nodes.
+func (p *pass) search(s *classShape, end Time) []pick {
+	blocked := p.blockedFor(end)
+	if s.units <= 1 {
+		return p.fitEqual(s, blocked, s.units, int(s.nodesMin), int(s.nodesMax))
+	}
+	// Equal shares on the fewest nodes that could do need no look at every node.
+	k := max(s.nodesMin, (s.units+s.largest-1)/s.largest)
+	if picks := p.fitEqual(s, blocked, (s.units+k-1)/k, int(k), int(k)); picks != nil {
+		return picks
+	}
+	return p.fitUnits(s, blocked)
 }
 
 // blockedFor returns the slots where a reservation begins before the end, or nil if there are none.
@@ -129,11 +167,11 @@ func (p *pass) tightest(s *classShape, cand bitset, least amount, f func(slot, l
 	}
 }
 
-// fitEqual finds nodes that take the same number of units each (0: the fixed amount only): as many as the bounds allow.
-func (p *pass) fitEqual(s *classShape, blocked bitset, units uint32) []pick {
+// fitEqual finds nodes that can take this number of units each (0: the fixed amount only), at least low and as many as high.
+func (p *pass) fitEqual(s *classShape, blocked bitset, units uint32, low, high int) []pick {
 	least := s.share(units)
 	cand, n := p.candidates(s, least)
-	if n < int(s.nodesMin) {
+	if n < low {
 		return nil
 	}
 	want := max(units, 1)
@@ -145,18 +183,18 @@ func (p *pass) fitEqual(s *classShape, blocked bitset, units uint32) []pick {
 		picks = append(picks, pick{slot, units})
 		cand.clear(slot)
 	}
-	if s.nodesMax == 1 && len(picks) == 0 {
+	if high == 1 && len(picks) == 0 {
 		picks = p.fitOne(s, blocked, cand, least, units)
-	} else if len(picks) < int(s.nodesMax) {
+	} else if len(picks) < high {
 		p.tightest(s, cand, least, func(slot, _ int) bool {
 			if s.capacity(p.roomOf(slot, s, blocked)) >= want {
 				picks = append(picks, pick{slot, units})
 			}
-			return len(picks) < int(s.nodesMax)
+			return len(picks) < high
 		})
 	}
 	p.v.work.picks = picks
-	if len(picks) < int(s.nodesMin) {
+	if len(picks) < low {
 		return nil
 	}
 	return picks
@@ -184,7 +222,7 @@ func (p *pass) fitOne(s *classShape, blocked, cand bitset, least amount, units u
 func (p *pass) fitUnits(s *classShape, blocked bitset) []pick {
 	least := s.least()
 	cand, n := p.candidates(s, least)
-	if n < int(s.nodesMin) {
+	if n < int(s.nodesMin) || uint64(n)*uint64(s.largest) < uint64(s.units) {
 		return nil
 	}
 	picks := p.v.work.picks[:0]

@@ -42,8 +42,9 @@ type pass struct {
 	work   int
 	res    []reservation
 	// later has claims decided in this pass, by slot.
-	later map[int][]hold
-	dec   *Decisions
+	later  map[int][]hold
+	failed map[needKey][]failure
+	dec    *Decisions
 }
 
 // scratch is memory that passes use again.
@@ -61,7 +62,7 @@ func (v *View) Plan(now Time, limits Limits) *Decisions {
 	if v.stale {
 		v.rebuild()
 	}
-	p := &pass{v: v, x: v.idx, st: &v.work.st, now: now, limits: limits, later: map[int][]hold{},
+	p := &pass{v: v, x: v.idx, st: &v.work.st, now: now, limits: limits, later: map[int][]hold{}, failed: map[needKey][]failure{},
 		dec: &Decisions{Complete: true, view: v, placed: map[JobID]bool{}}}
 	p.st.copyFrom(&v.idx.base)
 	if words := len(newBitset(len(p.x.nodes))); len(v.work.candidates) != words {
@@ -75,6 +76,7 @@ func (v *View) Plan(now Time, limits Limits) *Decisions {
 		c.cursor = 0
 		c.verdict = verdict{first: Reason{Code: Priority}, rest: Reason{Code: Priority}}
 		if len(c.queue) > 0 {
+			c.headPriority, c.headID = c.queue[0].Priority, c.queue[0].ID
 			queue = append(queue, c)
 		}
 	}
@@ -87,6 +89,7 @@ func (v *View) Plan(now Time, limits Limits) *Decisions {
 		c := queue[0]
 		if p.consider(c) {
 			if c.cursor++; c.cursor < len(c.queue) {
+				c.headPriority, c.headID = c.queue[c.cursor].Priority, c.queue[c.cursor].ID
 				heap.Fix(&queue, 0)
 				continue
 			}
@@ -219,7 +222,7 @@ func (p *pass) give(n *node, s *shape, units uint32) Group {
 		case s.wholeMemory:
 			g.MemoryMB = n.MemoryMB
 		default:
-			g.MemoryMB = min(n.MemoryMB, max(a.memory, s.perCPU*uint64(n.CPUs)))
+			g.MemoryMB = min(n.MemoryMB, s.perNode+s.perCPU*uint64(n.CPUs)+s.perGPU*uint64(g.GPUs.Count()))
 		}
 		return g
 	}

@@ -27,10 +27,13 @@ type class struct {
 	// members counts all jobs of the class, also those that may not be considered.
 	members int
 	// pass state
-	cursor  int
-	verdict verdict
-	shapes  []classShape
-	shapeOf int // generation of the index for which shapes were made
+	cursor int
+	// headPriority and headID are those of the job at the cursor.
+	headPriority uint32
+	headID       JobID
+	verdict      verdict
+	shapes       []classShape
+	shapeOf      int // generation of the index for which shapes were made
 }
 
 // verdict is what a pass found out about a class.
@@ -48,7 +51,10 @@ func headBefore(a, b *class) bool {
 	if a.tier != b.tier {
 		return a.tier > b.tier
 	}
-	return before(a.queue[a.cursor], b.queue[b.cursor]) < 0
+	if a.headPriority != b.headPriority {
+		return a.headPriority > b.headPriority
+	}
+	return a.headID < b.headID
 }
 
 func (c *class) insert(j *job) {

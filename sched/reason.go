@@ -54,6 +54,11 @@ func (v *View) shapeFor(j *job, part *partition) classShape {
 		return s
 	}
 	s.typ = typ
+	for k, n := range part.all {
+		if n > 0 {
+			s.largest = max(s.largest, s.capacity(v.idx.whole(k, typ)))
+		}
+	}
 	s.never = v.named(j, &s)
 	if s.never.Code == None {
 		s.never = v.possible(&s)

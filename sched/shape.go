@@ -25,8 +25,9 @@ type shape struct {
 	whole     bool
 	// wholeMemory tells that a whole node's memory is charged where none is asked.
 	wholeMemory bool
-	perCPU      uint64
-	gpuType     string
+	// perCPU, perGPU and perNode are memory as asked, for whole nodes.
+	perCPU, perGPU, perNode uint64
+	gpuType                 string
 }
 
 // least is what a node must have free to be a candidate at all.
@@ -49,6 +50,10 @@ func shapeOf(asked *Request, p *Partition) (shape, string) {
 	s := shape{
 		nodesMin: max(r.NodesMin, 1), nodesMax: max(r.NodesMin, r.NodesMax, 1),
 		memoryAll: r.MemoryAll, whole: r.Whole || p.Exclusive, gpuType: r.GPUType, perCPU: r.MemoryPerCPUMB,
+		perGPU: r.MemoryPerGPUMB, perNode: r.MemoryPerNodeMB,
+	}
+	if r.GPUsPerNode == 0 && r.GPUsTotal == 0 && r.GPUsPerTask == 0 {
+		s.gpuType = "" // A type of no GPUs asks for nothing.
 	}
 	noMemory := r.MemoryPerNodeMB == 0 && r.MemoryPerCPUMB == 0 && r.MemoryPerGPUMB == 0
 	if noMemory {
