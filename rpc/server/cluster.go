@@ -192,19 +192,29 @@ func (s clusterService) ChangeMember(ctx context.Context, request *apiv1.ChangeM
 		}
 		return &apiv1.ChangeMemberResponse{Members: s.members(s.replica.View())}, nil
 	}
-	var response *apiv1.ChangeMemberResponse
+	// Moving leadership to "any other" must not be done again by the other: it is done once somebody else leads.
+	change, isTransfer := request.Change.(*apiv1.ChangeMemberRequest_Transfer)
+	first, toAny := s.replica.Leader().ID, isTransfer && change.Transfer == "-"
+	moved := func() bool { now := s.replica.Leader().ID; return toAny && first != "" && now != "" && now != first }
 	err := s.onLeader(ctx, "the change of members",
 		func(err error) bool { return s.unsent(err) || unclear(err) },
 		func(ctx context.Context) (err error) {
-			response, err = s.changeMember(ctx, request)
+			if !moved() {
+				_, err = s.changeMember(ctx, request)
+			}
 			return err
 		},
 		func(ctx context.Context, leader leaderClient) error {
-			answer, err := leader.ChangeMember(ctx, &peerv1.ChangeMemberRequest{Change: request})
-			response = answer.GetChange()
+			if moved() {
+				return nil
+			}
+			_, err := leader.ChangeMember(ctx, &peerv1.ChangeMemberRequest{Change: request})
 			return err
 		})
-	return response, err
+	if err != nil {
+		return nil, err
+	}
+	return &apiv1.ChangeMemberResponse{Members: s.members(s.replica.View())}, nil
 }
 
 // PutBlob stores a piece of a blob.
