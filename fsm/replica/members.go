@@ -8,6 +8,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	logv1 "github.com/muster-hpc/muster/proto/muster/log/v1"
 )
 
@@ -100,7 +101,8 @@ func (m *Member[V]) Bootstrap(b *logv1.Bootstrap) error {
 	if m.View().ClusterID() != "" {
 		return ErrBootstrapped
 	}
-	r, err := m.Propose(ctx, &logv1.Command{Op: &logv1.Command_Bootstrap{Bootstrap: b}})
+	self := &apiv1.Principal{Kind: apiv1.PrincipalKind_PRINCIPAL_KIND_MEMBER, Name: m.cfg.Name}
+	r, err := m.Propose(ctx, &logv1.Command{Principal: self, Op: &logv1.Command_Bootstrap{Bootstrap: b}})
 	if err != nil {
 		return fmt.Errorf("bootstrap: %w", err)
 	}

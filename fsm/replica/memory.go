@@ -1,10 +1,8 @@
 package replica
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -16,20 +14,14 @@ import (
 // member and opening another one with the same disk is a restart.
 type InMemoryDisk struct {
 	id    string
-	log   *raft.InmemStore
+	log   *memoryLog
 	snaps *memorySnapshots
 }
 
 // NewInMemoryDisk makes the disk of a new member with that id.
 func NewInMemoryDisk(id string) *InMemoryDisk {
-	return &InMemoryDisk{id: id, log: raft.NewInmemStore(), snaps: &memorySnapshots{}}
+	return &InMemoryDisk{id: id, log: &memoryLog{stable: map[string][]byte{}}, snaps: &memorySnapshots{}}
 }
-
-// memoryLog makes the log of hashicorp/raft's tests refuse gaps, as that on disk does.
-type memoryLog struct{ *raft.InmemStore }
-
-// IsMonotonic tells that the log must not have gaps.
-func (memoryLog) IsMonotonic() bool { return true }
 
 // OpenInMemory opens a member without files and sockets, which also runs in virtual time (testing/synctest). Of cfg it uses Name,
 // Profile, Log, the queue's bounds, LevelOf and Faults. The member's id is that of the disk; its address is its id.
@@ -43,8 +35,7 @@ func OpenInMemory[V View](cfg Config, sm StateMachine[V], disk *InMemoryDisk, ne
 		return nil, err
 	}
 	m := newMember(cfg, disk.id, sm)
-	log := memoryLog{disk.log}
-	if err := m.start(parts{id: disk.id, address: disk.id, logs: log, stable: log, snaps: disk.snaps, gate: net.join(disk.id, cfg.Profile)}); err != nil {
+	if err := m.start(parts{id: disk.id, address: disk.id, logs: disk.log, stable: disk.log, snaps: disk.snaps, gate: net.join(disk.id, cfg.Profile)}); err != nil {
 		net.leave(disk.id)
 		return nil, fmt.Errorf("open member in memory: %w", err)
 	}
@@ -208,67 +199,4 @@ func (n *InMemoryNetwork) travel(from, to, answerTo string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return lost()
-}
-
-// memorySnapshots keeps the newest finished snapshot.
-type memorySnapshots struct {
-	mu     sync.Mutex
-	newest *memorySink
-}
-
-type memorySink struct {
-	store *memorySnapshots
-	meta  raft.SnapshotMeta
-	bytes.Buffer
-	done bool
-}
-
-// Create begins a snapshot.
-func (s *memorySnapshots) Create(v raft.SnapshotVersion, index, term uint64, c raft.Configuration, ci uint64, _ raft.Transport) (raft.SnapshotSink, error) {
-	return &memorySink{store: s, meta: raft.SnapshotMeta{Version: v, ID: fmt.Sprintf("%d-%d", term, index), Index: index, Term: term,
-		Configuration: c, ConfigurationIndex: ci}}, nil
-}
-
-// List describes the snapshot, if there is one.
-func (s *memorySnapshots) List() ([]*raft.SnapshotMeta, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.newest == nil {
-		return nil, nil
-	}
-	meta := s.newest.meta
-	return []*raft.SnapshotMeta{&meta}, nil
-}
-
-// Open reads the snapshot.
-func (s *memorySnapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.newest == nil || s.newest.meta.ID != id {
-		return nil, nil, fmt.Errorf("there is no snapshot %s", id)
-	}
-	meta := s.newest.meta
-	return &meta, io.NopCloser(bytes.NewReader(s.newest.Bytes())), nil
-}
-
-// ID of the snapshot.
-func (k *memorySink) ID() string { return k.meta.ID }
-
-// Cancel forgets what was written.
-func (k *memorySink) Cancel() error {
-	k.done = true
-	return nil
-}
-
-// Close makes this snapshot the newest.
-func (k *memorySink) Close() error {
-	if k.done {
-		return nil
-	}
-	k.done = true
-	k.meta.Size = int64(k.Len())
-	k.store.mu.Lock()
-	defer k.store.mu.Unlock()
-	k.store.newest = k
-	return nil
 }

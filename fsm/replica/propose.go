@@ -27,7 +27,9 @@ func (m *Member[V]) Propose(ctx context.Context, cmd *logv1.Command) (*logv1.Res
 	if err := m.mayPropose(); err != nil {
 		return nil, err
 	}
-	cmd.Level = m.cfg.LevelOf(cmd)
+	if cmd.Level = m.cfg.LevelOf(cmd); cmd.Level == 0 {
+		return nil, errors.New("propose: the command has no operation; every member would stop at it")
+	}
 	if refusal := m.checkLevel(cmd); refusal != nil {
 		return &logv1.Result{Refusal: refusal}, nil
 	}
