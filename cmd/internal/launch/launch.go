@@ -56,6 +56,10 @@ type Options struct {
 	StdinRank int
 	// OnlyStdout and OnlyStderr limit a stream to one rank; nil means all.
 	OnlyStdout, OnlyStderr *uint32
+	// NoStdout and NoStderr leave a stream out: it goes to a file that the user named.
+	NoStdout, NoStderr bool
+	// FirstEnd, if set, is called once, when all tasks of one node have ended and other nodes have not told their ends.
+	FirstEnd func()
 	// Quiet leaves out the messages about how tasks ended.
 	Quiet bool
 	// Created is the answer of CreateStep, if the caller has it: it saves a question.
@@ -182,6 +186,10 @@ func (a *attachment) take(ctx context.Context, e event) error {
 	case e.reader != nil && !e.reader.done:
 		e.reader.done, e.reader.exits = true, e.exits
 		a.printer.report(e.reader.share.GetNode(), e.exits)
+		if first := a.options.FirstEnd; first != nil && !a.finished() {
+			a.options.FirstEnd = nil
+			first()
+		}
 	}
 	return nil
 }

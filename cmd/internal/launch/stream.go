@@ -20,7 +20,7 @@ type source struct {
 
 // read copies the output of one node until the exits of its tasks are known.
 func (a *attachment) read(ctx context.Context, reader *nodeReader) {
-	offsets := map[source]uint64{}
+	offsets := a.skipped(reader)
 	pause := retryFirst
 	for ctx.Err() == nil {
 		exits, progress, err := a.readOnce(ctx, reader, offsets)
@@ -40,6 +40,22 @@ func (a *attachment) read(ctx context.Context, reader *nodeReader) {
 		sleep(ctx, pause)
 		pause = min(2*pause, retryMost)
 	}
+}
+
+// beyond is an offset that no output reaches: a stream read from there sends nothing but its end.
+const beyond = uint64(1) << 62
+
+// skipped are the offsets to begin at: beyond everything for streams that nobody wants to see.
+func (a *attachment) skipped(reader *nodeReader) map[source]uint64 {
+	offsets := map[source]uint64{}
+	for rank := reader.first; rank < reader.first+reader.share.GetTasks(); rank++ {
+		for _, stream := range []nodev1.OutputStream{nodev1.OutputStream_OUTPUT_STREAM_STDOUT, nodev1.OutputStream_OUTPUT_STREAM_STDERR} {
+			if at := (source{rank, stream}); !a.wanted(at) {
+				offsets[at] = beyond
+			}
+		}
+	}
+	return offsets
 }
 
 // readOnce follows one connection. It returns the exits when they came, and whether anything came at all.
@@ -78,6 +94,9 @@ func (a *attachment) readOnce(ctx context.Context, reader *nodeReader, offsets m
 // print writes a piece, less what was written before, and moves the offset.
 func (a *attachment) print(piece *nodev1.ReadOutputResponse, offsets map[source]uint64) {
 	at := source{rank: piece.GetRank(), stream: piece.GetStream()}
+	if !a.wanted(at) {
+		return
+	}
 	data, have := piece.GetData(), offsets[at]
 	switch begin := piece.GetOffset(); {
 	case begin > have:
@@ -90,21 +109,19 @@ func (a *attachment) print(piece *nodev1.ReadOutputResponse, offsets map[source]
 	if end := piece.GetOffset() + uint64(len(piece.GetData())); end > have {
 		offsets[at] = end
 	}
-	if a.wanted(at) {
-		a.printer.write(at, data)
-		if piece.GetEnd() {
-			a.printer.end(at)
-		}
+	a.printer.write(at, data)
+	if piece.GetEnd() {
+		a.printer.end(at)
 	}
 }
 
 // wanted tells whether a stream of a task is printed.
 func (a *attachment) wanted(at source) bool {
-	only := a.options.OnlyStdout
+	only, none := a.options.OnlyStdout, a.options.NoStdout
 	if at.stream == nodev1.OutputStream_OUTPUT_STREAM_STDERR {
-		only = a.options.OnlyStderr
+		only, none = a.options.OnlyStderr, a.options.NoStderr
 	}
-	return only == nil || *only == at.rank
+	return !none && (only == nil || *only == at.rank)
 }
 
 // refused tells whether asking an agent again is pointless.

@@ -332,4 +332,4 @@ func (r *request) call(ctx context.Context, s *session.Session, cluster session.
 }
 
 // harmless are refusals of jobs that are gone: cancelling them has nothing to do.
-var harmless = map[string]bool{"JOB_UNKNOWN": true, "JOB_ENDED": true, "STEP_UNKNOWN": true, "STEP_ENDED": true, "JOB_NOT_RUNNING": true, "STEP_NOT_RUNNING": true}
+var harmless = map[string]bool{"JOB_UNKNOWN": true, "JOB_ENDED": true, "STEP_UNKNOWN": true, "STEP_ENDED": true, "ATTEMPT_ENDED": true}

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"os/user"
 	"strconv"
 	"strings"
@@ -66,6 +67,8 @@ type Session struct {
 	Dial func(ctx context.Context) (Cluster, error)
 	// RequestID mints an idempotency key.
 	RequestID func() string
+	// Signals delivers signals of the process until stop is called; nil delivers none.
+	Signals func(which ...os.Signal) (signals <-chan os.Signal, stop func())
 
 	once    sync.Once
 	cluster Cluster
@@ -86,7 +89,7 @@ func Real(program string, args []string) *Session {
 	return &Session{
 		Program: program, Args: args, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Environ: os.Environ(),
 		Dir: dir, Host: host, Umask: umask(), UID: uint32(os.Getuid()), GID: uint32(os.Getgid()),
-		Now: time.Now, RequestID: client.NewRequestID,
+		Now: time.Now, RequestID: client.NewRequestID, Signals: signals,
 		Dial: func(ctx context.Context) (Cluster, error) {
 			c, err := client.Open(ctx, client.Config{})
 			if err != nil {
@@ -211,4 +214,11 @@ func NamesCluster(list, name string) bool {
 		}
 	}
 	return true
+}
+
+// signals is Session.Signals of a real process.
+func signals(which ...os.Signal) (<-chan os.Signal, func()) {
+	c := make(chan os.Signal, 16) // what comes faster than it is handled is dropped, as signals are
+	signal.Notify(c, which...)
+	return c, func() { signal.Stop(c) }
 }

@@ -294,6 +294,10 @@ func Resources(o *option.Set) (*apiv1.ResourceRequest, error) {
 			return nil, err
 		}
 	}
+	if most := r.NodesMax; most > 0 && r.NtasksPerNode > 0 && r.Ntasks > most*r.NtasksPerNode {
+		// Beside --ntasks, --ntasks-per-node is a wish: Slurm accepts more tasks than it allows.
+		r.NtasksPerNode = (r.Ntasks + most - 1) / most
+	}
 	if r.Ntasks == 0 && r.NtasksPerNode > 0 && r.NodesMin > 0 && r.NodesMin == r.NodesMax {
 		r.Ntasks = r.NtasksPerNode * r.NodesMin
 	}

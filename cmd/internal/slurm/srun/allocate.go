@@ -1,0 +1,213 @@
+package srun
+
+import (
+	"context"
+	"syscall"
+	"time"
+
+	"connectrpc.com/connect/v2"
+
+	"github.com/muster-hpc/muster/cmd/internal/slurm/session"
+	"github.com/muster-hpc/muster/cmd/internal/slurm/submit"
+	"github.com/muster-hpc/muster/cmd/internal/slurm/value"
+	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+)
+
+// Bounds of waiting for an allocation; rows of docs/limits.md.
+const (
+	// sayQueued is after how long srun says that its job waits.
+	sayQueued = 300 * time.Millisecond
+	// watchRetry is the pause before a broken watch is opened again.
+	watchRetry = 200 * time.Millisecond
+)
+
+// allocate submits the job, waits for its nodes and runs the program there.
+func (r *run) allocate(ctx context.Context, cluster session.Cluster) int {
+	answer, err := cluster.Jobs().SubmitJobs(ctx, &apiv1.SubmitJobsRequest{
+		RequestId: r.s.RequestID(), Jobs: []*apiv1.JobSubmission{{Spec: r.spec, Environment: r.env}},
+	})
+	if err != nil {
+		submit.Explain(r.s, "Unable to allocate resources", err)
+		return submit.CodeRefused
+	}
+	result := answer.GetResults()[0]
+	if refusal := result.GetRefusal(); refusal != nil {
+		submit.ExplainDetail(r.s, "Unable to allocate resources", refusal, r.spec)
+		return submit.CodeRefused
+	}
+	for _, warning := range result.GetWarnings() {
+		r.s.Line("warning: %s", warning)
+	}
+	q := &queue{run: r, cluster: cluster, id: result.GetJobId()}
+	return q.serve(ctx)
+}
+
+// queue follows srun's own job through its attempts.
+type queue struct {
+	run     *run
+	cluster session.Cluster
+	id      uint32
+	said    bool // that the job waits
+}
+
+// serve waits for each attempt and attaches to it, until one has run or the job has ended.
+func (q *queue) serve(ctx context.Context) int {
+	r := q.run
+	for attempt := uint32(1); ; attempt++ {
+		job, err := q.await(ctx, attempt)
+		if err != nil {
+			return r.lost(err)
+		}
+		status := job.GetStatus()
+		attempt = status.GetAttempt()
+		if value.Ended(status.GetState()) && (attempt == 0 || status.GetStartTime() == nil) {
+			return q.over(job)
+		}
+		if q.said {
+			r.s.Line("job %d has been allocated resources", q.id)
+			q.said = false
+		}
+		step, err := q.cluster.Jobs().GetStep(ctx, &apiv1.GetStepRequest{JobId: q.id, StepId: 0, Attempt: attempt})
+		if err != nil {
+			submit.Explain(r.s, "Unable to run the job step", err)
+			return submit.CodeRefused
+		}
+		outcome, err := r.follow(ctx, q.cluster, step.GetStep(), step.GetShares(), true)
+		if err != nil {
+			return r.lost(err)
+		}
+		if len(outcome.Exits) > 0 || outcome.Step.GetStartTime() != nil || outcome.Step.GetState() == apiv1.StepState_STEP_STATE_CANCELLED && q.finalSoon(ctx) {
+			return outcome.ExitCode
+		}
+		// The attempt ended before its program ran: the job waits for other nodes.
+	}
+}
+
+// finalSoon tells whether the job has ended, so that no further attempt comes.
+func (q *queue) finalSoon(ctx context.Context) bool {
+	answer, err := q.cluster.Jobs().GetJob(ctx, &apiv1.GetJobRequest{JobId: q.id})
+	return err == nil && (value.Ended(answer.GetJob().GetStatus().GetState()) || answer.GetJob().GetStatus().GetCompleting())
+}
+
+// over says why a job ended without having run.
+func (q *queue) over(job *apiv1.Job) int {
+	s := q.run.s
+	if job.GetStatus().GetState() == apiv1.JobState_JOB_STATE_CANCELLED {
+		s.Line("Job allocation %d has been revoked", q.id)
+		s.Line("Force Terminated JobId=%d", q.id)
+		return submit.CodeRefused
+	}
+	sentence := job.GetStatus().GetSentence()
+	if sentence == "" {
+		sentence = "it ended as " + value.StateOf(job.GetStatus()).Word + " before its program ran"
+	}
+	s.Errorf("Job allocation %d has been revoked: %s", q.id, sentence)
+	return submit.CodeRefused
+}
+
+// await returns the job once it has the attempt or has ended.
+func (q *queue) await(ctx context.Context, attempt uint32) (*apiv1.Job, error) {
+	r := q.run
+	jobs := make(chan *apiv1.Job)
+	watchCtx, cancel := context.WithCancel(ctx)
+	watched := make(chan error, 1)
+	go func() { watched <- q.watch(watchCtx, jobs) }()
+	defer func() {
+		cancel()
+		for range jobs { // closed when the watch has ended
+		}
+	}()
+	timer := time.NewTimer(sayQueued)
+	defer timer.Stop()
+	for {
+		select {
+		case job, ok := <-jobs:
+			if !ok {
+				return nil, <-watched
+			}
+			status := job.GetStatus()
+			if value.Ended(status.GetState()) || status.GetAttempt() >= attempt && status.GetState() != apiv1.JobState_JOB_STATE_PENDING {
+				return job, nil
+			}
+		case <-timer.C:
+			if !q.said && !r.options.Has("quiet") {
+				r.s.Line("job %d queued and waiting for resources", q.id)
+			}
+			q.said = !r.options.Has("quiet")
+		case heard := <-r.heard:
+			switch heard {
+			case syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT:
+				q.revoke(ctx)
+			}
+		}
+	}
+}
+
+// revoke cancels the waiting job; the watch then shows its end.
+func (q *queue) revoke(ctx context.Context) {
+	_, err := q.cluster.Jobs().CancelJobs(ctx, &apiv1.CancelJobsRequest{
+		RequestId: q.run.s.RequestID(), Filter: &apiv1.JobFilter{JobIds: []uint32{q.id}},
+	})
+	if err != nil {
+		submit.Explain(q.run.s, "Unable to cancel the job", err)
+	}
+}
+
+// watch sends the job whenever it changes, and closes the channel when it cannot go on.
+func (q *queue) watch(ctx context.Context, jobs chan<- *apiv1.Job) error {
+	defer close(jobs)
+	var after *apiv1.Revision
+	for {
+		err := q.watchOnce(ctx, jobs, &after)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil && permanent(err) {
+			return err
+		}
+		timer := time.NewTimer(watchRetry)
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+func (q *queue) watchOnce(ctx context.Context, jobs chan<- *apiv1.Job, after **apiv1.Revision) error {
+	stream, err := q.cluster.Jobs().WatchJobs(ctx, &apiv1.WatchJobsRequest{Filter: &apiv1.JobFilter{JobIds: []uint32{q.id}}, After: *after})
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	for {
+		batch, err := stream.Receive()
+		if err != nil {
+			return err
+		}
+		if batch.GetRelist() {
+			*after = nil
+			return nil
+		}
+		for _, job := range batch.GetJobs() {
+			if job.GetId() != q.id {
+				continue
+			}
+			select {
+			case jobs <- job:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		*after = batch.GetRevision()
+	}
+}
+
+// permanent tells whether watching again is pointless.
+func permanent(err error) bool {
+	switch connect.CodeOf(err) {
+	case connect.CodePermissionDenied, connect.CodeInvalidArgument, connect.CodeUnimplemented, connect.CodeUnauthenticated:
+		return true
+	}
+	return false
+}

@@ -1,0 +1,14 @@
+// Package srun is the command that runs a program on all nodes of an allocation, with its output on the terminal: as a step
+// of the job in which it is called, or as a job of its own.
+//
+// Invariants:
+//   - Its exit code is the highest of its tasks' exit codes, a signal counting as 128 plus its number.
+//   - A mistake on the command line costs no round trip.
+//   - Losing controllers, agents or connections does not end it.
+//   - When it is interrupted twice, terminated or hung up on, it ends its step (or its job). When it is killed with
+//     SIGKILL it cannot: the step goes on and ends with its job.
+//
+// Options that describe an allocation (--account, --partition, …) are without effect within one, as in Slurm.
+//
+// It is called by cmd/internal/slurm. It never starts processes.
+package srun

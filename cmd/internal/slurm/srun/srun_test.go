@@ -1,0 +1,299 @@
+package srun
+
+import (
+	"os"
+	"reflect"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/muster-hpc/muster/cmd/internal/slurm/slurmtest"
+	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
+	"github.com/muster-hpc/muster/proto/muster/node/v1/nodev1connect"
+)
+
+// inside is the environment of the batch script of job 6 on two nodes.
+var inside = []string{
+	"SLURM_JOB_ID=6", "SLURM_NNODES=2", "SLURM_NTASKS=2", "MUSTER_JOB_ID=6", "MUSTER_ATTEMPT=1", "SLURM_JOB_NAME=run1",
+	"SLURM_CPUS_PER_TASK=1", "PATH=/bin",
+}
+
+func twoAgents(t *testing.T, one, two *slurmtest.Agent) *slurmtest.Cluster {
+	c := slurmtest.Recorded(t)
+	c.Nodes = map[string]nodev1connect.NodeServiceHandler{"n1:1": one, "n2:1": two}
+	c.StepList = nil
+	return c
+}
+
+// try runs srun in an environment.
+func try(t *testing.T, c *slurmtest.Cluster, environ []string, words ...string) slurmtest.Outcome {
+	t.Helper()
+	s, stdout, stderr := c.Session(t, append([]string{"srun"}, words...)...)
+	s.Environ = environ
+	code := Run(t.Context(), s)
+	return slurmtest.Outcome{Code: code, Stdout: stdout.String(), Stderr: stderr.String()}
+}
+
+func TestAStepInTheEnclosingJob(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := twoAgents(t,
+			&slurmtest.Agent{Pieces: []*nodev1.ReadOutputResponse{slurmtest.Out(0, 0, "n1\n")}, Exits: slurmtest.Ends(0, 1, 0, 0)},
+			&slurmtest.Agent{Pieces: []*nodev1.ReadOutputResponse{slurmtest.Out(1, 0, "n2\n")}, Exits: slurmtest.Ends(1, 1, 85, 0)})
+		got := try(t, c, inside, "-l", "-K", "--mpi=none", "-u", "--cpu-bind=q", "hostname", "-f")
+		if got.Code != 85 || !strings.Contains(got.Stdout, "0: n1\n") || !strings.Contains(got.Stdout, "1: n2\n") ||
+			got.Stderr != "srun: error: n2: task 1: Exited with exit code 85\n" {
+			t.Errorf("%+v", got)
+		}
+		r := c.Created[0]
+		if r.GetJobId() != 6 || r.GetAttempt() != 1 || r.GetSpec().GetName() != "hostname" || !reflect.DeepEqual(r.GetSpec().GetArgs(), []string{"hostname", "-f"}) {
+			t.Errorf("created %v", r)
+		}
+		o := r.GetSpec().GetTaskOptions()
+		if !o.GetLabel() || !o.GetKillOnBadExit() || !o.GetStdinAll() {
+			t.Errorf("task options %v", o)
+		}
+		if ask := r.GetSpec().GetResources(); ask.GetNodesMin() != 2 || ask.GetNtasks() != 2 || ask.GetCpusPerTask() != 1 {
+			t.Errorf("asked %v", ask)
+		}
+	})
+}
+
+func TestTheShapeOfStepsWithinAJob(t *testing.T) {
+	for _, test := range []struct {
+		env    string
+		words  string
+		nodes  uint32
+		tasks  uint32
+		hosts  []string
+		cpus   uint32
+		refuse string
+	}{
+		{env: "", words: "x", nodes: 2, tasks: 2, cpus: 1},
+		{env: "", words: "-N1 x", nodes: 1, tasks: 1, cpus: 1},
+		{env: "", words: "-w n2 x", nodes: 1, tasks: 1, hosts: []string{"n2"}, cpus: 1},
+		{env: "", words: "-n1 x", nodes: 1, tasks: 1, cpus: 1},
+		{env: "", words: "-n4 x", nodes: 2, tasks: 4, cpus: 1},
+		{env: "SLURM_NTASKS=4 SLURM_NTASKS_PER_NODE=2", words: "x", nodes: 2, tasks: 4, cpus: 1},
+		{env: "SLURM_NTASKS=4 SLURM_NTASKS_PER_NODE=2", words: "-N1 x", nodes: 1, tasks: 2, cpus: 1},
+		{env: "SLURM_NTASKS=4 SLURM_NTASKS_PER_NODE=2", words: "-n2 -N2 x", nodes: 2, tasks: 2, cpus: 1},
+		{env: "", words: "--ntasks-per-node=8 x", nodes: 2, tasks: 16, cpus: 1},
+		{env: "", words: "-c 4 x", nodes: 2, tasks: 2, cpus: 4},
+		{env: "SRUN_CPUS_PER_TASK=1", words: "x", nodes: 2, tasks: 2, cpus: 1},
+		{env: "SRUN_CPUS_PER_TASK=3", words: "x", refuse: "differ"},
+		{env: "", words: "--exclusive x", refuse: "the steps of a job share it"},
+		{env: "", words: "--exact x", refuse: "--exact is not supported yet"},
+		{env: "", words: "--pty bash", refuse: "--pty is not supported yet"},
+		{env: "", words: "--het-group=0 x", refuse: "--het-group is not supported yet"},
+		{env: "", words: "--multi-prog f", refuse: "--multi-prog is not supported yet"},
+		{env: "", words: "--mpi=pmix x", refuse: "--mpi=pmix is not supported yet"},
+	} {
+		t.Run(test.env+" "+test.words, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := twoAgents(t, &slurmtest.Agent{Exits: slurmtest.Ends(0, 1, 0, 0)}, &slurmtest.Agent{Exits: slurmtest.Ends(1, 1, 0, 0)})
+				environ := append(strings.Fields(test.env), inside...) // the first of a repeated name counts
+				got := try(t, c, environ, strings.Fields(test.words)...)
+				if test.refuse != "" {
+					if got.Code != 1 || !strings.Contains(got.Stderr, test.refuse) || len(c.Created) != 0 {
+						t.Errorf("%+v, want a refusal with %q", got, test.refuse)
+					}
+					return
+				}
+				if got.Code != 0 {
+					t.Fatalf("%+v", got)
+				}
+				ask := c.Created[0].GetSpec().GetResources()
+				if ask.GetNodesMin() != test.nodes || ask.GetNodesMax() != test.nodes || ask.GetNtasks() != test.tasks ||
+					!reflect.DeepEqual(ask.GetNodeList(), test.hosts) || ask.GetCpusPerTask() != test.cpus {
+					t.Errorf("asked %v", ask)
+				}
+			})
+		})
+	}
+}
+
+func TestAJobOfItsOwnWaitsAndRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := twoAgents(t, &slurmtest.Agent{Pieces: []*nodev1.ReadOutputResponse{slurmtest.Out(0, 0, "n1\n")}, Exits: slurmtest.Ends(0, 1, 0, 0)}, &slurmtest.Agent{Exits: slurmtest.Ends(1, 1, 0, 0)})
+		go func() {
+			time.Sleep(2 * time.Second) // virtual
+			c.Shares[21] = c.Shares[6]
+			c.StepList = append(c.StepList, &apiv1.Step{JobId: 21, Attempt: 1, State: apiv1.StepState_STEP_STATE_RUNNING, NumTasks: 2})
+			c.Change(21, func(j *apiv1.Job) {
+				j.Status.State, j.Status.Attempt = apiv1.JobState_JOB_STATE_CONFIGURING, 1
+			})
+		}()
+		got := try(t, c, []string{"PATH=/bin", "SLURM_LABELIO=1"}, "-N2", "-J", "name", "-p", "main", "hostname")
+		want := slurmtest.Outcome{Stdout: "0: n1\n", Stderr: "srun: job 21 queued and waiting for resources\nsrun: job 21 has been allocated resources\n"}
+		if got != want {
+			t.Errorf("%+v", got)
+		}
+		spec := c.Submitted[0].GetSpec()
+		if spec.GetKind() != apiv1.JobKind_JOB_KIND_RUN || spec.GetName() != "name" || spec.GetPartitions()[0] != "main" || spec.GetResources().GetNodesMin() != 2 {
+			t.Errorf("submitted %v", spec)
+		}
+	})
+}
+
+func TestAnAttemptThatNeverRanIsFollowedByTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := twoAgents(t, &slurmtest.Agent{Exits: slurmtest.Ends(0, 1, 0, 0)}, &slurmtest.Agent{Exits: slurmtest.Ends(1, 1, 3, 0)})
+		c.OnSubmit = func(j *apiv1.Job) {
+			// The first attempt is over already, without a start; its step has no nodes left to read.
+			j.Status.State, j.Status.Attempt = apiv1.JobState_JOB_STATE_CONFIGURING, 1
+			c.StepList = []*apiv1.Step{{JobId: j.GetId(), Attempt: 1, State: apiv1.StepState_STEP_STATE_FAILED}}
+		}
+		go func() {
+			time.Sleep(time.Second) // virtual
+			c.Shares[21] = c.Shares[6]
+			c.StepList = []*apiv1.Step{{JobId: 21, Attempt: 2, State: apiv1.StepState_STEP_STATE_RUNNING, NumTasks: 2}}
+			c.Change(21, func(j *apiv1.Job) { j.Status.Attempt = 2 })
+		}()
+		if got := try(t, c, nil, "x"); got.Code != 3 {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
+func TestACancelledWaitingJob(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := twoAgents(t, &slurmtest.Agent{}, &slurmtest.Agent{})
+		s, _, stderr := c.Session(t, "srun", "-Q", "hostname")
+		signals := make(chan os.Signal, 1)
+		s.Signals = func(...os.Signal) (<-chan os.Signal, func()) { return signals, func() {} }
+		s.Environ = nil
+		go func() { time.Sleep(time.Second); signals <- syscall.SIGTERM }() // virtual
+		if code := Run(t.Context(), s); code != 1 || stderr.String() != "srun: Job allocation 21 has been revoked\nsrun: Force Terminated JobId=21\n" {
+			t.Errorf("code %d, %q", code, stderr.String())
+		}
+	})
+}
+
+// interruptible runs a step that ends when it is cancelled.
+func interruptible(t *testing.T, words []string, drive func(signals chan<- os.Signal)) (*slurmtest.Cluster, int, string) {
+	release := make(chan struct{})
+	c := twoAgents(t, &slurmtest.Agent{Release: release, Exits: slurmtest.Ends(0, 1, 0, 15)}, &slurmtest.Agent{Release: release, Exits: slurmtest.Ends(1, 1, 0, 15)})
+	s, _, stderr := c.Session(t, append([]string{"srun"}, words...)...)
+	s.Environ = inside
+	s.Now = time.Now
+	signals := make(chan os.Signal, 4)
+	s.Signals = func(...os.Signal) (<-chan os.Signal, func()) { return signals, func() {} }
+	go func() {
+		drive(signals)
+		close(release)
+	}()
+	code := Run(t.Context(), s)
+	return c, code, stderr.String()
+}
+
+func TestTwoInterruptsWithinASecondEndTheStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, code, stderr := interruptible(t, []string{"sleep", "9"}, func(signals chan<- os.Signal) {
+			synctest.Wait()
+			signals <- syscall.SIGINT
+			synctest.Wait()
+			time.Sleep(3 * time.Second) // too late: it counts as the first
+			signals <- syscall.SIGINT
+			synctest.Wait()
+			signals <- syscall.SIGINT
+			synctest.Wait()
+		})
+		if code != 143 || strings.Count(stderr, "interrupt (one more within 1 sec to abort)\n") != 2 ||
+			!strings.Contains(stderr, "srun: StepId=6.0 tasks 0-1: running\n") || !strings.Contains(stderr, "forcing job termination\n") {
+			t.Errorf("code %d, %s", code, stderr)
+		}
+		if len(c.Cancelled) != 1 || c.Cancelled[0].GetSignal() != 0 || c.Cancelled[0].GetStep() != 0 || c.Cancelled[0].Step == nil {
+			t.Errorf("cancelled %v", c.Cancelled)
+		}
+	})
+}
+
+func TestSignalsAreForwardedAndTermEndsTheStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _, _ := interruptible(t, []string{"sleep", "9"}, func(signals chan<- os.Signal) {
+			synctest.Wait()
+			for _, s := range []os.Signal{syscall.SIGUSR1, syscall.SIGTERM} {
+				signals <- s
+				synctest.Wait()
+			}
+		})
+		if len(c.Cancelled) != 2 || c.Cancelled[0].GetSignal() != 10 || c.Cancelled[1].GetSignal() != 0 {
+			t.Errorf("cancelled %v", c.Cancelled)
+		}
+	})
+}
+
+func TestWaitEndsTheStepAfterTheFirstEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		c := twoAgents(t, &slurmtest.Agent{Exits: slurmtest.Ends(0, 1, 1, 0)}, &slurmtest.Agent{Release: release, Exits: slurmtest.Ends(1, 1, 0, 9)})
+		go func() { time.Sleep(61 * time.Second); close(release) }()
+		got := try(t, c, inside, "--wait=60", "x")
+		if got.Code != 137 || len(c.Cancelled) != 1 || !strings.Contains(got.Stderr, "srun: First task exited 60s ago\n") {
+			t.Errorf("%+v, cancelled %v", got, c.Cancelled)
+		}
+	})
+}
+
+func TestFilesOfSteps(t *testing.T) {
+	for _, test := range []struct {
+		words            string
+		in, out, err     string
+		stdinRank        int32
+		stdinAll         bool
+		refuse           string
+		noStdin, noPrint bool
+	}{
+		{words: "x", stdinRank: -1, stdinAll: true},
+		{words: "--input none x", in: "/dev/null", stdinRank: -1, stdinAll: true},
+		{words: "-i 1 x", stdinRank: 1},
+		{words: "-i data x", in: "/home/user/work/data", stdinRank: -1, stdinAll: true},
+		{words: "--unbuffered --output F%j_%t --error /e/F x", out: "/home/user/work/F%j_%t", err: "/e/F", stdinRank: -1, stdinAll: true},
+		{words: "-o f x", out: "/home/user/work/f", err: "/home/user/work/f", stdinRank: -1, stdinAll: true},
+		{words: "-o none -e all x", refuse: "name a file for --error too"},
+		{words: "-i 7 -n2 x", refuse: "there are only 2 tasks"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := twoAgents(t, &slurmtest.Agent{Exits: slurmtest.Ends(0, 1, 0, 0)}, &slurmtest.Agent{Exits: slurmtest.Ends(1, 1, 0, 0)})
+			got := try(t, c, inside, strings.Fields(test.words)...)
+			if test.refuse != "" {
+				if got.Code != 1 || !strings.Contains(got.Stderr, test.refuse) {
+					t.Errorf("%s: %+v", test.words, got)
+				}
+				return
+			}
+			if got.Code != 0 {
+				t.Fatalf("%s: %+v", test.words, got)
+			}
+			spec := c.Created[0].GetSpec()
+			if spec.GetStdinPath() != test.in || spec.GetStdoutPath() != test.out || spec.GetStderrPath() != test.err ||
+				spec.GetTaskOptions().GetStdinAll() != test.stdinAll || spec.GetTaskOptions().GetStdinRank() != test.stdinRank {
+				t.Errorf("%s: %v", test.words, spec)
+			}
+		})
+	}
+}
+
+func TestJobidFromOutsideAsksForTheShape(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := twoAgents(t, &slurmtest.Agent{Exits: slurmtest.Ends(0, 1, 0, 0)}, &slurmtest.Agent{Exits: slurmtest.Ends(1, 1, 0, 0)})
+		if got := try(t, c, nil, "--ntasks=1", "--overlap", "--quiet", "--jobid", "6", "x"); got.Code != 0 {
+			t.Fatalf("%+v", got)
+		}
+		if r := c.Created[0]; r.GetAttempt() != 0 || r.GetSpec().GetResources().GetNodesMin() != 1 || r.GetSpec().GetResources().GetNtasks() != 1 {
+			t.Errorf("created %v", r)
+		}
+	})
+}
+
+func TestWordsThatCannotBeParsed(t *testing.T) {
+	c := slurmtest.Recorded(t)
+	if got := try(t, c, nil, "--bogus", "x"); got.Code != 255 || got.Stderr != "srun: unrecognized option '--bogus'\nTry \"srun --help\" for more information\n" {
+		t.Errorf("%+v", got)
+	}
+	if got := try(t, c, nil, "-N2"); got.Code != 1 || got.Stderr != "srun: fatal: No command given to execute.\n" {
+		t.Errorf("%+v", got)
+	}
+}
