@@ -107,6 +107,7 @@ In a directory that has a cluster, what does not run of it is started; its size 
 	f.StringVar(&o.GPUType, "gpu-type", "h100", "type of the GPUs")
 	f.StringVar(&file, "config", "", "configuration the cluster begins with, JSON `file` (default: a partition main with all nodes)")
 	f.StringVar(&o.Bin, "bin", "", "`directory` of the programs (default: that of this one)")
+	f.StringVar(&o.Timing, "timing", "development", "`profile` of the controllers' timeouts: development or production")
 	s.flags(c)
 	return c
 }

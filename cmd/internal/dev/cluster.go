@@ -88,7 +88,7 @@ func (c *Cluster) plan(o Options) (*state, error) {
 	configuration := o.configuration()
 	s := &state{
 		Cluster: configuration.ClusterName, Bin: o.Bin, CPUs: o.CPUs, Memory: o.Memory, GPUs: o.GPUs, GPUType: o.GPUType,
-		AgentsPerProcess: o.AgentsPerProcess,
+		AgentsPerProcess: o.AgentsPerProcess, Timing: o.Timing,
 	}
 	for i := range o.Controllers {
 		s.Processes = append(s.Processes, &process{Name: "c" + strconv.Itoa(i+1), Role: RoleController, Listen: take(), Raft: take()})
@@ -186,7 +186,8 @@ func (c *Cluster) places(s *state, p *process) []place {
 // command returns program and arguments of a process.
 func (c *Cluster) command(s *state, p *process) (string, []string, error) {
 	if p.Role == RoleController {
-		args := []string{"--dir", filepath.Join(c.root(s), p.Name), "--name", p.Name, "--listen", p.Listen, "--raft", p.Raft}
+		args := []string{"--dir", filepath.Join(c.root(s), p.Name), "--name", p.Name, "--listen", p.Listen, "--raft", p.Raft,
+			"--timing", s.Timing}
 		if first := s.controllers()[0]; p.Admitted {
 			return filepath.Join(s.Bin, "muster-controller"), args, nil
 		} else if p == first {

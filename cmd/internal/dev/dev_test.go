@@ -235,6 +235,7 @@ func TestImpossibleOptionsAreRefusedByName(t *testing.T) {
 		"--controllers": {Dir: "/x", Bin: bin, Controllers: -1},
 		"--gpus":        {Dir: "/x", Bin: bin, GPUs: 1000},
 		"--memory":      {Dir: "/x", Bin: bin, Memory: "lots"},
+		"--timing":      {Dir: "/x", Bin: bin, Timing: "lucky"},
 		"make build":    {Dir: "/x", Bin: t.TempDir()},
 	} {
 		if err := o.complete(); err == nil || !strings.Contains(err.Error(), want) {

@@ -32,6 +32,8 @@ type Options struct {
 	GPUs int
 	// GPUType in lower case; default h100.
 	GPUType string
+	// Timing is the profile of the controllers' timeouts, development or production; default development.
+	Timing string
 	// Configuration the cluster begins with; nil: a partition main with all nodes.
 	Configuration *apiv1.Configuration
 	// Settings replace those of the configuration where they are not 0.
@@ -106,6 +108,13 @@ func (o *Options) complete() error {
 	}
 	if _, err := config.ParseMemory(o.Memory); err != nil {
 		return fmt.Errorf("--memory: %w", err)
+	}
+	switch o.Timing {
+	case "":
+		o.Timing = "development"
+	case "development", "production":
+	default:
+		return fmt.Errorf("--timing %q is no profile: there are development and production", o.Timing)
 	}
 	if o.GPUType == "" {
 		o.GPUType = defaultGPUType

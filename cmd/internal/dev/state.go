@@ -24,6 +24,7 @@ type state struct {
 	Cluster          string     `json:"cluster"`
 	Bin              string     `json:"bin"`                // directory of the programs
 	Link             string     `json:"link,omitempty"`     // short name of the directory, if its own is too long for sockets
+	Timing           string     `json:"timing"`             // profile of the controllers' timeouts
 	MachineBoot      string     `json:"machine_boot"`       // the kernel's boot id when processes were last started
 	CPUs             int        `json:"cpus"`               // of each node
 	Memory           string     `json:"memory"`             // of each node, for example "512G"
