@@ -38,7 +38,7 @@ func staleFence(job uint32, f *apiv1.Fence) *apiv1.ErrorDetail {
 }
 
 // checkPrepared checks that exactly the nodes of a placement are prepared.
-func checkPrepared(subject string, p *apiv1.Placement, prepared []*apiv1.PreparedNode) *apiv1.ErrorDetail {
+func (m *Machine) checkPrepared(subject string, p *apiv1.Placement, prepared []*apiv1.PreparedNode) *apiv1.ErrorDetail {
 	nodes := nodesOf(p)
 	ready := make(map[uint32]bool, len(prepared))
 	for _, n := range prepared {
@@ -46,7 +46,7 @@ func checkPrepared(subject string, p *apiv1.Placement, prepared []*apiv1.Prepare
 	}
 	for _, n := range nodes {
 		if !ready[n] {
-			return refuse("NOT_PREPARED", subject, "node %d has not prepared; nothing starts before every node has", n)
+			return refuse("NOT_PREPARED", subject, "node %s has not prepared; nothing starts before every node has", m.s.Node(n).Spec.Name)
 		}
 	}
 	if len(prepared) != len(nodes) {
@@ -68,7 +68,7 @@ func (m *Machine) startAttempt(c *logv1.StartAttempt) *logv1.Result {
 		return refused(refuse("ATTEMPT_UNACCOUNTED", jobSubject(c.JobId),
 			"attempt %d of job %d is not accounted for on every node", before.Number, c.JobId))
 	}
-	if refusal := checkPrepared(jobSubject(c.JobId), a.Placement, c.Prepared); refusal != nil {
+	if refusal := m.checkPrepared(jobSubject(c.JobId), a.Placement, c.Prepared); refusal != nil {
 		return refused(refusal)
 	}
 	next := state.CopyAttempt(a)

@@ -116,7 +116,8 @@ func (m *Machine) recall(cmd *logv1.Command) (id state.RequestID, answer *logv1.
 		return id, nil, refuse("COMMAND_MALFORMED", subject, "the request comes without the SHA-256 of its contents")
 	}
 	id = state.RequestID(parsed)
-	if known := m.s.Request(id); known != nil {
+	// An answer that is due to be forgotten counts as forgotten: when it is removed must not matter. Its id is too old then.
+	if known := m.s.Request(id); known != nil && !m.expired(known) {
 		if string(known.Payload[:]) != string(cmd.PayloadSha256) || !samePrincipal(known.Principal, cmd.Principal) {
 			return id, nil, refuse("REQUEST_ID_REUSED", subject,
 				"the request id %s was used before for another request or by another user; mint a new one for each request", cmd.RequestId)
@@ -129,7 +130,7 @@ func (m *Machine) recall(cmd *logv1.Command) (id state.RequestID, answer *logv1.
 		return id, answer, nil
 	}
 	minted := id.MintedMillis() * 1e6
-	if now := m.now(); now != nil && minted < m.nowNs()-requestMemoryNs {
+	if m.now() != nil && minted < m.nowNs()-requestMemoryNs {
 		return id, nil, refuse("REQUEST_TOO_OLD", subject,
 			"the request was made more than 15 minutes ago and its outcome is not remembered; look up whether it was done before asking again")
 	}
@@ -172,12 +173,15 @@ func (m *Machine) expire() {
 	}
 	for range expirePerCommand {
 		oldest := m.s.OldestRequest()
-		if oldest == nil || oldest.ExpiryNs() >= m.nowNs()-requestMemoryNs {
+		if oldest == nil || !m.expired(oldest) {
 			return
 		}
 		m.s.RemoveRequest(oldest)
 	}
 }
+
+// expired reports whether an answer is due to be forgotten.
+func (m *Machine) expired(r *state.Request) bool { return r.ExpiryNs() < m.nowNs()-requestMemoryNs }
 
 // samePrincipal reports whether two principals are the same person or machine. Which node vouched does not matter: a user
 // may repeat a request from another host.

@@ -126,7 +126,7 @@ func (m *Machine) startStep(c *logv1.StartStep) *logv1.Result {
 	case m.s.Attempt(c.JobId, step.Attempt).State != attemptRunning:
 		return refused(refuse("JOB_NOT_RUNNING", subject, "job %d does not run; its first step starts with it", c.JobId))
 	}
-	if refusal := checkPrepared(subject, step.Placement, c.Prepared); refusal != nil {
+	if refusal := m.checkPrepared(subject, step.Placement, c.Prepared); refusal != nil {
 		return refused(refusal)
 	}
 	m.runStep(step, c.Prepared)
