@@ -133,7 +133,7 @@ func (a *app) root() *cobra.Command {
 	add("jobs", a.submitCommand(), a.runCommand(), a.jobsCommand(), a.showCommand(), a.logsCommand(), a.cancelCommand(),
 		a.holdCommand(), a.releaseCommand(), a.requeueCommand(), a.eventsCommand())
 	add("cluster", a.nodesCommand(), a.clusterCommand())
-	add("tools", a.devCommand(), a.versionCommand())
+	add("tools", a.devCommand(), a.benchCommand(), a.versionCommand())
 	return root
 }
 
