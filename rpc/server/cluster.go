@@ -181,6 +181,11 @@ func (s clusterService) ChangeMember(ctx context.Context, request *apiv1.ChangeM
 		return nil, err
 	}
 	principal := rpc.PrincipalOf(ctx)
+	if add, ok := request.Change.(*apiv1.ChangeMemberRequest_AddLearner); ok &&
+		principal.Kind == apiv1.PrincipalKind_PRINCIPAL_KIND_MEMBER && add.AddLearner.GetName() != principal.Name {
+		return nil, rpc.Refuse(connect.CodePermissionDenied, rpc.ReasonNotAllowed, rpc.Caller(principal), fmt.Sprintf(
+			"controller %s may add only itself, not %q", principal.Name, add.AddLearner.GetName()))
+	}
 	if raise, ok := request.Change.(*apiv1.ChangeMemberRequest_RaiseLevel); ok {
 		result, err := s.propose(ctx, &logv1.Command{Principal: principal,
 			Op: &logv1.Command_RaiseLevel{RaiseLevel: &logv1.RaiseLevel{Level: raise.RaiseLevel}}}, true)

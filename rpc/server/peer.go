@@ -150,12 +150,14 @@ func (s *Server) changeMember(ctx context.Context, request *apiv1.ChangeMemberRe
 		if m.GetId() == "" || m.GetRaftAddress() == "" {
 			return nil, malformed("add_learner", "a new controller needs an id and the address of its Raft port")
 		}
-		err = s.replica.AddLearner(ctx, m.Id, m.RaftAddress)
+		if err = s.replica.AddLearner(ctx, m.Id, m.RaftAddress); err == nil {
+			err = s.forgetRemoved(ctx) // it may have come back under a new id
+		}
 	case *apiv1.ChangeMemberRequest_Promote:
 		err = s.replica.Promote(ctx, change.Promote)
 	case *apiv1.ChangeMemberRequest_Remove:
 		if err = s.replica.Remove(ctx, change.Remove); err == nil {
-			err = s.forget(ctx, change.Remove)
+			err = s.forgetRemoved(ctx)
 		}
 	case *apiv1.ChangeMemberRequest_Transfer:
 		if change.Transfer != s.replica.ID() {
@@ -185,14 +187,27 @@ func (s *Server) memberError(err error) error {
 	return err
 }
 
-// forget removes the announcement of a member that was removed.
-func (s *Server) forget(ctx context.Context, id string) error {
-	result, err := s.replica.Propose(ctx, &logv1.Command{Principal: s.principal(), Op: &logv1.Command_AnnounceMember{
-		AnnounceMember: &logv1.AnnounceMember{Member: &apiv1.Member{Id: id}, Remove: true}}})
-	if err != nil {
-		return err
+// forgetRemoved removes the announcements of controllers that are members no more: they would keep the feature level
+// down for ever.
+func (s *Server) forgetRemoved(ctx context.Context) error {
+	members := map[string]bool{}
+	for _, server := range s.replica.Servers() {
+		members[server.ID] = true
 	}
-	return rpc.FromDetail(result.Refusal)
+	for member := range s.replica.View().Members() {
+		if members[member.Id] {
+			continue
+		}
+		result, err := s.replica.Propose(ctx, &logv1.Command{Principal: s.principal(), Op: &logv1.Command_AnnounceMember{
+			AnnounceMember: &logv1.AnnounceMember{Member: &apiv1.Member{Id: member.Id, Name: member.Name}, Remove: true}}})
+		if err != nil {
+			return err
+		}
+		if result.Refusal != nil {
+			return rpc.FromDetail(result.Refusal)
+		}
+	}
+	return nil
 }
 
 // TransferLeadership hands over to another controller if this one leads. It is called before a controller leaves.

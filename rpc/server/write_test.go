@@ -383,7 +383,11 @@ func TestMembersMayBeChangedByOperatorsAndMembersOnly(t *testing.T) {
 	}
 	member := c.direct(c.issue("c3", pki.RoleController).ClientTLS(pki.RoleController, ""), "")
 	if _, err := member.Cluster().ChangeMember(t.Context(), &apiv1.ChangeMemberRequest{Change: &apiv1.ChangeMemberRequest_AddLearner{
-		AddLearner: &apiv1.Member{Id: "x", RaftAddress: "r"}}}); err != nil {
+		AddLearner: &apiv1.Member{Id: "x", Name: "c3", RaftAddress: "r"}}}); err != nil {
 		t.Errorf("a new controller: %v", err)
+	}
+	if _, err := member.Cluster().ChangeMember(t.Context(), &apiv1.ChangeMemberRequest{Change: &apiv1.ChangeMemberRequest_AddLearner{
+		AddLearner: &apiv1.Member{Id: "x", Name: "c1", RaftAddress: "r"}}}); rpc.Reason(err) != rpc.ReasonNotAllowed {
+		t.Errorf("a controller adds another: %v", err)
 	}
 }
