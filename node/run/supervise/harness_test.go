@@ -148,9 +148,17 @@ func (s *step) clean() {
 	_ = s.Close()
 	if h, err := run.Attach(ctx, s.dir); err == nil {
 		_, _ = h.Terminate(ctx, 0, "")
-		for state := range h.Events() {
-			if final(state) {
-				_ = h.Dismiss(ctx)
+		for open := true; open; {
+			var state *supervisorv1.StepState
+			select {
+			case state, open = <-h.Events():
+				if final(state) {
+					_ = h.Dismiss(ctx)
+				}
+			case <-ctx.Done():
+				open = false
+				s.t.Errorf("the step does not end; killing its supervisor: state %v", h.State())
+				_ = unix.Kill(int(h.State().GetPid()), unix.SIGKILL)
 			}
 		}
 		_ = h.Close()
@@ -158,6 +166,8 @@ func (s *step) clean() {
 	for alive := true; alive && ctx.Err() == nil; time.Sleep(time.Millisecond) {
 		alive, _ = run.Alive(s.dir)
 	}
+	ctx, cancel = context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
 	if n, err := run.KillLeftovers(ctx, s.cookie); n != 0 || err != nil {
 		s.t.Errorf("%d processes of the step were left, error %v", n, err)
 	}
