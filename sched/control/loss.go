@@ -1,0 +1,171 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/muster-hpc/muster/fsm"
+	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+	logv1 "github.com/muster-hpc/muster/proto/muster/log/v1"
+)
+
+const (
+	// lossEvery is how often nodes are looked over; a fiftieth of the default lease.
+	lossEvery = 200 * time.Millisecond
+	// lossRetry is the pause after which a refused or failed declaration is tried again.
+	lossRetry = 2 * time.Second
+)
+
+// bounds are the settings of section 5 of the design.
+type bounds struct {
+	lease, window, lost time.Duration
+	limit               int // b: the most nodes that may be overdue while nodes are declared lost
+}
+
+func boundsOf(v *fsm.View) bounds {
+	s := v.Settings()
+	ms := func(n uint32) time.Duration { return time.Duration(n) * time.Millisecond }
+	n := uint64(v.NodeCount()) * uint64(s.GetLostLimitPercent())
+	return bounds{
+		lease: ms(s.GetLeaseMs()), window: ms(s.GetFenceWindowMs()), lost: ms(s.GetLostAfterMs()),
+		limit: int(max(1, (n+99)/100)),
+	}
+}
+
+// overdue is how long a node may be silent before it missed a renewal: renewals are due every third of the lease, and half a renewal is
+// given for the way.
+func (b bounds) overdue() time.Duration { return b.lease / 2 }
+
+// survey is what one look over the nodes found.
+type survey struct {
+	bounds
+	// overdue counts nodes that missed a renewal or do not echo their grants, however long ago, unless their death is proven.
+	overdue int
+	silent  map[uint32]bool
+	lose    []*apiv1.Node
+	fence   []*apiv1.Node
+}
+
+// look over all nodes at a time.
+func (l *liveness) look(v *fsm.View, at time.Time) survey {
+	s := survey{bounds: boundsOf(v), silent: map[uint32]bool{}}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for n := range v.Nodes() {
+		x := l.of(n)
+		if n.State != apiv1.NodeState_NODE_STATE_UP {
+			if !asserted(n) {
+				s.overdue++
+			}
+			if at.Sub(x.granted) >= s.lease+s.window && stopsItself(v, n) {
+				s.fence = append(s.fence, n)
+			}
+			continue
+		}
+		silence := at.Sub(x.heard)
+		if silence > s.bounds.overdue() || at.Sub(x.confirmed) > s.lease {
+			s.overdue++
+		}
+		if silence > s.lease {
+			s.silent[n.Number] = true
+		}
+		if silence >= s.lost {
+			s.lose = append(s.lose, n)
+		}
+	}
+	return s
+}
+
+// asserted tells whether an operator said that a node is dead: such a node is not counted among those that may be alive and silent.
+func asserted(n *apiv1.Node) bool { return n.Drain && n.ReasonBy != "" && n.ReasonBy != "muster" }
+
+// stopsItself tells whether an ended attempt of a lost node waits to be accounted for, and stopped itself.
+func stopsItself(v *fsm.View, n *apiv1.Node) bool {
+	for a := range v.NodeAttempts(n.Number) {
+		if a.State != apiv1.AttemptState_ATTEMPT_STATE_ENDING {
+			continue
+		}
+		if j := v.Job(a.JobId); j != nil && j.Spec.AutomaticRecovery {
+			return true
+		}
+	}
+	return false
+}
+
+// loss is the duty that declares silent nodes lost, and accounts for attempts there that stop themselves.
+func (r *reign) loss(ctx context.Context) error {
+	later := map[uint32]time.Time{} // declarations that did not succeed
+	for pause(ctx, lossEvery) {
+		v := r.cfg.Replica.View()
+		if !v.Bootstrapped() {
+			continue
+		}
+		at := time.Now()
+		s := r.nodes.look(v, at)
+		r.publish(s)
+		if s.overdue > s.limit {
+			r.alarm("overdue", fmt.Sprintf(
+				"%d of %d nodes are overdue or do not echo their leases, more than the %d that may be: no node is declared lost until they "+
+					"return, or an operator declares them down (scontrol update nodename=… state=down)", s.overdue, v.NodeCount(), s.limit))
+			continue
+		}
+		r.alarm("overdue", "")
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		declare := func(n *apiv1.Node, what string, cmd *logv1.Command) {
+			mu.Lock()
+			wait := at.Before(later[n.Number])
+			mu.Unlock()
+			if wait {
+				return
+			}
+			wg.Go(func() {
+				result, err := r.decide(ctx, cmd)
+				switch {
+				case err != nil && ctx.Err() != nil:
+				case err != nil:
+					r.log.Warn("a node could not be declared "+what, "node", n.Spec.Name, "error", err)
+				case result.GetRefusal() != nil:
+					r.log.Info("a declaration was refused", "node", n.Spec.Name, "what", what, "sentence", result.Refusal.Sentence)
+				default:
+					r.log.Warn("node declared "+what, "node", n.Spec.Name, "epoch", n.Epoch)
+				}
+				mu.Lock()
+				later[n.Number] = time.Now().Add(lossRetry)
+				mu.Unlock()
+			})
+		}
+		for _, n := range s.lose {
+			declare(n, "lost", &logv1.Command{Op: &logv1.Command_LoseNode{LoseNode: &logv1.LoseNode{
+				Node: n.Number, Epoch: n.Epoch, Sentence: fmt.Sprintf("not heard of for %v", s.lost),
+			}}})
+		}
+		for _, n := range s.fence {
+			declare(n, "fenced", &logv1.Command{Op: &logv1.Command_FenceNode{FenceNode: &logv1.FenceNode{Node: n.Number, Epoch: n.Epoch - 1}}})
+		}
+		wg.Wait()
+		for number, until := range later {
+			if at.After(until) {
+				delete(later, number)
+			}
+		}
+	}
+	return nil
+}
+
+// publish tells the planner and the status what a survey found.
+func (r *reign) publish(s survey) {
+	r.nodes.mu.Lock()
+	changed := len(s.silent) != len(r.nodes.silent)
+	for number := range s.silent {
+		changed = changed || !r.nodes.silent[number]
+	}
+	r.nodes.silent = s.silent
+	r.nodes.mu.Unlock()
+	if changed {
+		r.suspects.raise()
+	}
+	r.c.note(func(status *apiv1.SchedulerStatus) { status.OverdueNodes = uint32(s.overdue) })
+}

@@ -1,0 +1,237 @@
+package control
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/muster-hpc/muster/fsm"
+	"github.com/muster-hpc/muster/fsm/state"
+	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+	"github.com/muster-hpc/muster/sched"
+)
+
+// mirror keeps a planner's view equal to the replicated state.
+type mirror struct {
+	view *sched.View
+	at   *apiv1.Revision
+	// configured is the revision of the configuration that partitions were taken from; members the number of nodes then.
+	configured *apiv1.Revision
+	members    map[sched.NodeID]string
+}
+
+// follow brings the planner's view up to the state, by the changes since the last call if they are still known. It returns true if
+// it had to start from scratch: then everything that the caller put into the view is gone.
+func (m *mirror) follow(v *fsm.View) (rebuilt bool) {
+	changes, ok := v.ChangedSince(m.at)
+	if m.view == nil || !ok {
+		m.rebuild(v)
+		return true
+	}
+	regroup := fsm.CompareRevisions(v.ConfigurationRevision(), m.configured) != 0
+	for c := range changes {
+		switch c.Kind {
+		case state.ChangeJob:
+			m.job(v, c.Job)
+			m.claim(v, c.Job)
+		case state.ChangeAttempt:
+			m.claim(v, c.Job)
+		case state.ChangeNode:
+			regroup = m.node(v, c.Node) || regroup
+		case state.ChangeStep, state.ChangeCluster: // Steps share their allocation; the configuration is compared above.
+		}
+	}
+	if regroup {
+		m.partitions(v)
+	}
+	m.at = v.Revision()
+	return false
+}
+
+func (m *mirror) rebuild(v *fsm.View) {
+	m.view, m.members = sched.NewView(), map[sched.NodeID]string{}
+	for n := range v.Nodes() {
+		m.node(v, n.Number)
+	}
+	m.partitions(v)
+	for j := range v.ActiveJobs() {
+		m.job(v, j.Id)
+		m.claim(v, j.Id)
+	}
+	m.at = v.Revision()
+}
+
+// node takes in a node; true if the partitions must be looked at again.
+func (m *mirror) node(v *fsm.View, number uint32) bool {
+	id := sched.NodeID(number)
+	n := v.Node(number)
+	if n == nil {
+		m.view.RemoveNode(id)
+		_, known := m.members[id]
+		delete(m.members, id)
+		return known
+	}
+	s := n.Spec
+	node := sched.Node{
+		ID: id, Name: s.Name, Epoch: n.Epoch, Reason: n.Reason, CPUs: s.Cpus, MemoryMB: s.MemoryMb,
+		UsedCPUs: n.CpusAllocatedMask, UsedGPUs: n.GpusAllocatedMask, UsedMemoryMB: n.MemoryAllocatedMb, Owners: len(n.Owners),
+	}
+	for _, g := range s.Gpus {
+		for int(g.Index) >= len(node.GPUs) {
+			node.GPUs = append(node.GPUs, "")
+		}
+		node.GPUs[g.Index] = g.Type
+		if g.Type == "" {
+			node.GPUs[g.Index] = "gpu"
+		}
+	}
+	switch {
+	case n.State != apiv1.NodeState_NODE_STATE_UP:
+		node.State = sched.NodeDown
+	case n.Drain:
+		node.State = sched.NodeDrained
+	}
+	m.view.SetNode(node)
+	old, known := m.members[id]
+	m.members[id] = s.Name
+	return !known || old != s.Name
+}
+
+func (m *mirror) partitions(v *fsm.View) {
+	var all []sched.Partition
+	for _, p := range v.Configuration().GetPartitions() {
+		part := sched.Partition{
+			Name: p.Name, Tier: p.PriorityTier, Down: p.Down, Exclusive: p.Exclusive, MaxNodes: p.MaxNodes, MaxTimeS: p.MaxTimeS,
+			DefaultMemoryPerCPUMB: p.DefaultMemoryPerCpuMb,
+		}
+		if set := v.PartitionNodes(p.Name); set != nil {
+			for number := range set.All() {
+				part.Nodes = append(part.Nodes, sched.NodeID(number))
+			}
+		}
+		all = append(all, part)
+	}
+	m.view.SetPartitions(all)
+	m.configured = v.ConfigurationRevision()
+}
+
+// job takes in a job if it waits.
+func (m *mirror) job(v *fsm.View, id uint32) {
+	j := v.Job(id)
+	if j == nil || j.Status.State != apiv1.JobState_JOB_STATE_PENDING {
+		m.view.RemoveJob(sched.JobID(id))
+		return
+	}
+	s := j.Status
+	job := sched.Job{
+		ID: sched.JobID(id), Attempt: s.Attempt + 1, Partitions: j.Spec.Partitions, Priority: s.Priority, TimeLimitS: s.TimeLimitS,
+		Request: request(j.Spec.Resources), Held: uint8(s.Held), Cleaning: s.Completing,
+		BeginAt: millis(j.Spec.BeginTime), RetryAt: millis(s.NotBefore),
+		Shown: sched.Reason{Code: codeOf[s.Reason], Sentence: s.Sentence},
+	}
+	if len(job.Partitions) == 0 {
+		job.Partitions = []string{s.Partition}
+	}
+	m.view.SetJob(job)
+}
+
+func request(r *apiv1.ResourceRequest) sched.Request {
+	return sched.Request{
+		NodesMin: r.GetNodesMin(), NodesMax: r.GetNodesMax(), Tasks: r.GetNtasks(), TasksPerNode: r.GetNtasksPerNode(),
+		CPUsPerTask: r.GetCpusPerTask(), MemoryPerNodeMB: r.GetMemoryPerNodeMb(), MemoryPerCPUMB: r.GetMemoryPerCpuMb(),
+		MemoryPerGPUMB: r.GetMemoryPerGpuMb(), MemoryAll: r.GetMemoryAll(), GPUsPerNode: r.GetGpusPerNode(),
+		GPUsTotal: r.GetGpusTotal(), GPUsPerTask: r.GetGpusPerTask(), GPUType: r.GetGpuType(), Whole: r.GetExclusive(),
+		Include: r.GetNodeList(), Exclude: r.GetExclude(),
+	}
+}
+
+// claim takes in what the job's current attempt owns.
+func (m *mirror) claim(v *fsm.View, id uint32) {
+	j := v.Job(id)
+	var a *apiv1.Attempt
+	if j != nil && j.Status.Attempt > 0 {
+		a = v.Attempt(id, j.Status.Attempt)
+	}
+	if a == nil || a.State == apiv1.AttemptState_ATTEMPT_STATE_ENDED {
+		m.view.RemoveClaim(sched.JobID(id))
+		return
+	}
+	c := sched.Claim{Job: sched.JobID(id), End: endOf(a)}
+	left := map[uint32]bool{}
+	for _, n := range a.Unaccounted {
+		left[n] = true
+	}
+	for _, g := range a.Placement.GetGroups() {
+		group := sched.Group{CPUs: g.CpuMask, GPUs: g.GpuMask, MemoryMB: g.MemoryMb, Tasks: g.Tasks}
+		for _, n := range g.Nodes {
+			if left[n] {
+				group.Nodes = append(group.Nodes, sched.NodeID(n))
+			}
+		}
+		if len(group.Nodes) > 0 {
+			c.Groups = append(c.Groups, group)
+		}
+	}
+	m.view.SetClaim(c)
+}
+
+// endOf is the latest time at which an attempt's limit ends it.
+func endOf(a *apiv1.Attempt) sched.Time {
+	if a.State == apiv1.AttemptState_ATTEMPT_STATE_ENDING {
+		return millis(a.EndTime)
+	}
+	if a.TimeLimitS == fsm.Unlimited || a.TimeLimitS == 0 {
+		return sched.Never
+	}
+	from := a.StartTime
+	if from == nil {
+		from = a.PlaceTime
+	}
+	return millis(from) + sched.Time(a.TimeLimitS)*1000
+}
+
+// millis is a time for the planner, rounded up: nothing begins before its time. 0 if unset.
+func millis(t *timestamppb.Timestamp) sched.Time {
+	if t == nil {
+		return 0
+	}
+	return sched.Time(t.AsTime().Add(time.Millisecond - 1).UnixMilli())
+}
+
+// reasonOf and codeOf translate the planner's codes.
+var reasonOf = map[sched.Code]apiv1.WaitReason{
+	sched.None:               apiv1.WaitReason_WAIT_REASON_UNSPECIFIED,
+	sched.Resources:          apiv1.WaitReason_WAIT_REASON_RESOURCES,
+	sched.Priority:           apiv1.WaitReason_WAIT_REASON_PRIORITY,
+	sched.HeldUser:           apiv1.WaitReason_WAIT_REASON_JOB_HELD_USER,
+	sched.HeldAdmin:          apiv1.WaitReason_WAIT_REASON_JOB_HELD_ADMIN,
+	sched.BeginTime:          apiv1.WaitReason_WAIT_REASON_BEGIN_TIME,
+	sched.NodeNotAvail:       apiv1.WaitReason_WAIT_REASON_REQ_NODE_NOT_AVAIL,
+	sched.PartitionDown:      apiv1.WaitReason_WAIT_REASON_PARTITION_DOWN,
+	sched.PartitionNodeLimit: apiv1.WaitReason_WAIT_REASON_PARTITION_NODE_LIMIT,
+	sched.PartitionTimeLimit: apiv1.WaitReason_WAIT_REASON_PARTITION_TIME_LIMIT,
+	sched.Backoff:            apiv1.WaitReason_WAIT_REASON_LAUNCH_BACKOFF,
+	sched.Cleaning:           apiv1.WaitReason_WAIT_REASON_CLEANING,
+	sched.BadConstraints:     apiv1.WaitReason_WAIT_REASON_BAD_CONSTRAINTS,
+}
+
+var codeOf = func() map[apiv1.WaitReason]sched.Code {
+	m := map[apiv1.WaitReason]sched.Code{}
+	for code, reason := range reasonOf {
+		m[reason] = code
+	}
+	return m
+}()
+
+// placement translates a decision back.
+func placement(p *sched.Placement) *apiv1.Placement {
+	out := &apiv1.Placement{Epochs: p.Epochs}
+	for _, g := range p.Groups {
+		group := &apiv1.NodeGroup{CpuMask: g.CPUs, GpuMask: g.GPUs, MemoryMb: g.MemoryMB, Tasks: g.Tasks}
+		for _, n := range g.Nodes {
+			group.Nodes = append(group.Nodes, uint32(n))
+		}
+		out.Groups = append(out.Groups, group)
+	}
+	return out
+}
