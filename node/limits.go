@@ -44,6 +44,8 @@ const (
 	commandTimeout = 10 * time.Second
 	// attachRetry is the pause before a supervisor that lives but does not answer is tried again.
 	attachRetry = 500 * time.Millisecond
+	// leavePoll is the pause between looks whether the supervisor of an earlier placement has left.
+	leavePoll = 5 * time.Millisecond
 	// leftoverTimeout bounds one hunt for leftovers; it is repeated until none is left.
 	leftoverTimeout = 10 * time.Second
 	// reserveBytes is the space in the journal set aside for a step before it is prepared.

@@ -133,7 +133,7 @@ func (a *Agent) prepare(ctx context.Context, s *step) (*run.Handle, error) {
 	if err := a.findPort(s); err != nil {
 		return nil, err
 	}
-	if err := a.makeDir(s); err != nil {
+	if err := a.makeDir(ctx, s); err != nil {
 		return nil, err
 	}
 	a.fault("recorded")
@@ -261,11 +261,20 @@ func (a *Agent) findPort(s *step) error {
 }
 
 // makeDir makes the step's directory and its record. What an earlier placement left there is removed: it is over.
-func (a *Agent) makeDir(s *step) error {
-	if alive, err := run.Alive(s.dir); err != nil {
-		return err
-	} else if alive {
-		return fmt.Errorf("the directory %s has a supervisor already", s.dir)
+func (a *Agent) makeDir(ctx context.Context, s *step) error {
+	for {
+		if _, err := os.Lstat(s.dir); errors.Is(err, os.ErrNotExist) {
+			break
+		}
+		if alive, err := run.Alive(s.dir); err != nil {
+			return err
+		} else if !alive {
+			break
+		}
+		// The supervisor of an earlier placement, which has ended, is about to leave.
+		if !sleep(ctx, leavePoll) {
+			return fmt.Errorf("an earlier placement's supervisor is still in %s: %w", s.dir, ctx.Err())
+		}
 	}
 	if err := os.RemoveAll(s.dir); err != nil {
 		return fmt.Errorf("remove what an earlier placement left: %w", err)

@@ -79,7 +79,8 @@ func (a *Agent) reportReaped(ctx context.Context, at *attempt) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	at.report, at.reaping, at.ended = id, false, true
-	at.record.Reaped, at.record.Acknowledged, at.record.ReapedTime = true, false, timestamppb.Now()
+	at.record.Reaped, at.record.ReapedTime = true, timestamppb.Now()
+	at.record.Acknowledged = !a.journal.IsWaiting(id) // the controllers may have been faster
 	a.save(at)
 	a.touch()
 }
