@@ -14,6 +14,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -27,6 +28,7 @@ const (
 	checkVerb     = "muster-check-files"
 	checkVariable = "MUSTER_CHECK_FILES"
 	exitDamaged   = 3
+	exitUnchecked = 4 // the files could not be checked, which says nothing about them
 	checkMinimum  = 30 * time.Second
 	checkRate     = 4 << 20 // bytes a second that a check must manage
 )
@@ -43,6 +45,9 @@ func CheckFilesMain() {
 	debug.SetMaxStack(64 << 20)
 	if err := checkDir(os.Args[2]); err != nil {
 		fmt.Println(err)
+		if !errors.Is(err, ErrDamaged) {
+			os.Exit(exitUnchecked)
+		}
 		os.Exit(exitDamaged)
 	}
 	os.Exit(0)
@@ -56,10 +61,11 @@ func VerifyDir(dir string) error {
 	} else if reason != "" {
 		return fmt.Errorf("%w: %s. %s", ErrQuarantined, reason, remedy(dir))
 	}
-	if err := checkInChild(dir); err != nil {
+	err := checkInChild(dir)
+	if errors.Is(err, ErrDamaged) {
 		return fmt.Errorf("%w. %s", err, remedy(dir))
 	}
-	return nil
+	return err
 }
 
 func checkInChild(dir string) error {
@@ -90,6 +96,8 @@ func checkInChild(dir string) error {
 		return &checkFailure{fmt.Sprintf("%s: the check of the files did not end within %v, as happens when they are damaged", dir, limit)}
 	case errors.As(err, &exit) && exit.ExitCode() == exitDamaged:
 		return &checkFailure{strings.TrimSpace(out.String())}
+	case errors.As(err, &exit) && exit.ExitCode() == exitUnchecked:
+		return fmt.Errorf("check the files of %s: %s", dir, strings.TrimSpace(out.String()))
 	case errors.As(err, &exit):
 		line, _, _ := strings.Cut(strings.TrimSpace(errOut.String()), "\n")
 		return &checkFailure{fmt.Sprintf("%s is damaged: reading it ended the process that checked it (%v: %s)", dbPath(dir), exit, line)}
@@ -159,7 +167,14 @@ func checkBolt(path string) (m boltMeta, err error) {
 	damage := func(index uint64, what error) error {
 		return &DamageError{Path: path, Index: index, What: what.Error()}
 	}
-	if err := checkPages(path); err != nil {
+	if used, err := inUse(path); err != nil {
+		return m, err
+	} else if used {
+		return m, errInUse(path)
+	}
+	if err := checkPages(path); errors.Is(err, fs.ErrPermission) {
+		return m, err
+	} else if err != nil {
 		return m, damage(0, err)
 	}
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
@@ -170,9 +185,6 @@ func checkBolt(path string) (m boltMeta, err error) {
 	}()
 	db, err := bbolt.Open(path, 0o600, boltOptions(true))
 	if err != nil {
-		if strings.Contains(err.Error(), "timeout") {
-			return m, fmt.Errorf("%s is in use by another process: stop it first", path)
-		}
 		return m, damage(0, err)
 	}
 	defer db.Close()
@@ -183,6 +195,27 @@ func checkBolt(path string) (m boltMeta, err error) {
 		return checkEntries(tx, m, damage)
 	})
 	return m, err
+}
+
+// inUse tells whether another process has the database open: bolt locks it.
+func inUse(path string) (bool, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	err = syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return true, nil
+	}
+	return false, err
+}
+
+func errInUse(path string) error {
+	return fmt.Errorf("%s is in use by another process: stop that member first", path)
 }
 
 func checkEntries(tx *bbolt.Tx, m boltMeta, damage func(uint64, error) error) error {

@@ -404,3 +404,53 @@ func TestAnEntryThatCanNotBeAppliedStopsTheMemberAndSaysWhich(t *testing.T) {
 		t.Errorf("the files are sound, a newer program may know the entry: %v", err)
 	}
 }
+
+func TestADirectoryInUseIsRefusedButNotCalledDamaged(t *testing.T) {
+	m := bootstrapped(t, t.TempDir())
+	_, err := OpenMember(testConfig(t, m.cfg.Dir), &listMachine{})
+	mustContain(t, err, "in use by another process")
+	if errors.Is(err, ErrDamaged) || strings.Contains(err.Error(), "rejoin") {
+		t.Errorf("it advises to throw away sound files: %v", err)
+	}
+	mustContain(t, SetAside(m.cfg.Dir), "in use by another process")
+	propose(t, "undisturbed", m)
+}
+
+func TestALeaderThatCanNotReadItsSnapshotQuarantinesItself(t *testing.T) {
+	ms := cluster(t, 3, func(c *Config) {
+		c.Profile.TrailingLogs = 5
+	})
+	l := leaderOf(t, ms...)
+	for i := range 30 {
+		propose(t, fmt.Sprint(i), l)
+	}
+	if err := l.raft.Snapshot().Error(); err != nil {
+		t.Fatal(err)
+	}
+	snaps, err := listSnapshots(filepath.Join(l.cfg.Dir, snapshotDir))
+	if err != nil || len(snaps) != 1 {
+		t.Fatal(snaps, err)
+	}
+	path := filepath.Join(l.cfg.Dir, snapshotDir, snaps[0].id()+snapSuffix)
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt([]byte{0xff, 0xfe}, 40); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	fresh := openTest(t, testConfig(t, t.TempDir()))
+	_ = l.AddLearner(t.Context(), fresh.ID(), fresh.Address()) // it may be quarantined before this is committed
+	eventually(t, "the leader is quarantined", func() bool { return l.Quarantined() != "" })
+	mustContain(t, errors.New(l.Quarantined()), path)
+	var rest []*member
+	for _, m := range ms {
+		if m != l {
+			rest = append(rest, m)
+		}
+	}
+	propose(t, "goes on", rest...)
+}

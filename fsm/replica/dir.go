@@ -119,6 +119,11 @@ func SetAside(dir string) error {
 	if _, err := os.Stat(dir); err != nil {
 		return fmt.Errorf("set the state of %s aside: %w", dir, err)
 	}
+	if used, err := inUse(dbPath(dir)); err != nil {
+		return fmt.Errorf("set the state of %s aside: %w", dir, err)
+	} else if used {
+		return fmt.Errorf("set the state of %s aside: %w", dir, errInUse(dbPath(dir)))
+	}
 	aside := filepath.Join(dir, "damaged-"+time.Now().UTC().Format("20060102T150405.000"))
 	if err := os.Mkdir(aside, 0o700); err != nil {
 		return fmt.Errorf("set the state of %s aside: %w", dir, err)

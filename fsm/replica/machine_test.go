@@ -245,3 +245,12 @@ func bootstrapCommand() *logv1.Bootstrap { return &logv1.Bootstrap{ClusterId: "t
 
 // opless is a command that no program knows.
 func opless() *logv1.Command { return &logv1.Command{RequestId: "unknown"} }
+
+func encodeBatch(t *testing.T, cmds ...*logv1.Command) []byte {
+	t.Helper()
+	b, err := proto.Marshal(&logv1.Batch{Commands: cmds})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -186,6 +187,7 @@ func (m *Member[V]) writeEntries() {
 	for {
 		if batch := m.queue.take(); len(batch) > 0 {
 			m.writeEntry(batch)
+			runtime.Gosched() // those who were answered may have more: it goes into the same entry
 			continue
 		}
 		select {
