@@ -28,9 +28,9 @@ func (a *app) logsCommand() *cobra.Command {
 	r := logRequest{}
 	c := &cobra.Command{
 		Use: "logs [flags] JOB[.STEP]", Short: "Print the output of a job's tasks",
-		Long: `Print what the tasks of a step wrote, as it lies on their nodes: stdout to stdout, stderr to stderr.
-Without a step: the batch script of a batch job, the command of others. With --follow it goes on until the job has ended, also over its
-restarts. Output that was sent to a file by --output is in that file; its name is printed.`,
+		Long: `Print what the tasks of a step wrote, as it lies on their nodes (in the spool, or in the files of --output): stdout to stdout,
+stderr to stderr. Without a step: the batch script of a batch job, the command of others. With --follow it goes on until the job has ended, also over its
+restarts.`,
 		Example: "  muster logs --follow 17\n  muster logs --rank 3 17.0",
 		Args:    exactlyOne("a job"),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -129,7 +129,6 @@ func (a *app) readOnce(ctx context.Context, c *client.Client, r logRequest) erro
 	if err != nil {
 		return err
 	}
-	a.mentionFiles(answer.Step)
 	first := uint32(0)
 	for _, share := range answer.Shares {
 		ranks := first
@@ -145,13 +144,6 @@ func (a *app) readOnce(ctx context.Context, c *client.Client, r logRequest) erro
 		return usagef("step %s has %d tasks: there is no rank %d", stepName(answer.Step), first, r.rank)
 	}
 	return nil
-}
-
-// mentionFiles says where output went that was sent to files.
-func (a *app) mentionFiles(s *apiv1.Step) {
-	if path := s.Spec.GetStdoutPath(); path != "" {
-		fmt.Fprintf(a.errOut, "muster: the output of %s goes to %s\n", stepName(s), path)
-	}
 }
 
 // readNode prints what one node has. Its spool is read from the beginning to its present end.
