@@ -140,7 +140,7 @@ func timing(r *record.Row) Object {
 		{"delay_boot", Number(0)},
 		{"eligible_time", Moment(record.At(status.GetEligibleTime()))},
 		{"end_time", Moment(r.End())},
-		{"last_sched_evaluation", Moment(record.At(status.GetEligibleTime()))},
+		{"last_sched_evaluation", Number(0)},
 		{"preempt_time", Number(0)},
 		{"preemptable_time", Number(0)},
 		{"pre_sus_time", Number(0)},

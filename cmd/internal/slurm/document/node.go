@@ -40,3 +40,37 @@ func Gres(share *apiv1.NodeShare) string {
 	}
 	return fmt.Sprintf("%s:%d(IDX:%s)", kind, n, share.GetGpus())
 }
+
+// Partition writes a partition with the number of its nodes; nodes are its members if they are known.
+func Partition(p *apiv1.Partition, members int, nodes []*apiv1.Node) Object {
+	limit := Infinite()
+	if s := p.GetMaxTimeS(); s != 0 && s != 4294967295 {
+		limit = Number(s / 60)
+	}
+	usual := Unset()
+	if s := p.GetDefaultTimeS(); s != 0 && s != 4294967295 {
+		usual = Number(s / 60)
+	}
+	most := Infinite()
+	if n := p.GetMaxNodes(); n > 0 {
+		most = Number(n)
+	}
+	state, cpus := "UP", uint32(0)
+	if p.GetDown() {
+		state = "DOWN"
+	}
+	for _, n := range nodes {
+		cpus += n.GetSpec().GetCpus()
+	}
+	return Object{
+		{"name", p.GetName()},
+		{"nodes", Object{{"configured", p.GetNodes()}, {"total", members}}},
+		{"cpus", Object{{"total", cpus}}},
+		{"defaults", Object{{"time", usual}, {"memory_per_cpu", p.GetDefaultMemoryPerCpuMb()}}},
+		{"maximums", Object{{"nodes", most}, {"time", limit}}},
+		{"minimums", Object{{"nodes", 0}}},
+		{"partition", Object{{"state", List(state)}}},
+		{"priority", Object{{"job_factor", 1}, {"tier", p.GetPriorityTier()}}},
+		{"exclusive", p.GetExclusive()},
+	}
+}

@@ -138,3 +138,57 @@ func Error(call string, err error) string {
 
 // contact are the reasons of failures to reach a controller that could answer.
 var contact = map[string]bool{"NO_LEADER": true, "NO_ANSWER": true, "NO_CONTROLLERS": true, "NO_AGENT": true, "QUARANTINED": true}
+
+// Nodes is what ListNodes returned, and which jobs are being ended.
+type Nodes struct {
+	// Nodes in natural order.
+	Nodes []*apiv1.Node
+	// Partitions in order of the configuration.
+	Partitions []*apiv1.Partition
+	// Now is the state time.
+	Now time.Time
+	// Completing are the jobs on these nodes that are being ended.
+	Completing map[uint32]bool
+}
+
+// ListNodes reads nodes and partitions, and asks which of the jobs there are being ended.
+func ListNodes(ctx context.Context, cluster session.Cluster, names []string) (*Nodes, error) {
+	answer, err := cluster.Cluster().ListNodes(ctx, &apiv1.ListNodesRequest{Names: names})
+	if err != nil {
+		return nil, err
+	}
+	out := &Nodes{Nodes: answer.GetNodes(), Partitions: answer.GetPartitions(), Now: StateTime(answer.GetInfo()), Completing: map[uint32]bool{}}
+	jobs := map[uint32]bool{}
+	for _, node := range out.Nodes {
+		for _, owner := range node.GetOwners() {
+			jobs[uint32(owner>>32)] = true
+		}
+	}
+	if len(jobs) == 0 {
+		return out, nil
+	}
+	filter := &apiv1.JobFilter{}
+	for id := range jobs {
+		filter.JobIds = append(filter.JobIds, id)
+	}
+	listing, err := Jobs(ctx, cluster, &apiv1.ListJobsRequest{Filter: filter, Brief: true})
+	if err != nil {
+		return nil, err
+	}
+	for _, job := range listing.Jobs {
+		if job.GetStatus().GetCompleting() {
+			out.Completing[job.GetId()] = true
+		}
+	}
+	return out, nil
+}
+
+// AllCompleting tells whether a node has jobs and all of them are being ended.
+func (n *Nodes) AllCompleting(node *apiv1.Node) bool {
+	for _, owner := range node.GetOwners() {
+		if !n.Completing[uint32(owner>>32)] {
+			return false
+		}
+	}
+	return len(node.GetOwners()) > 0
+}

@@ -43,7 +43,7 @@ var absent = []struct{ name, header, text string }{
 	{"container", "CONTAINER", "(null)"}, {"containerid", "CONTAINER_ID", "(null)"}, {"cpufreq", "CPUFREQ", "N/A"},
 	{"cpuspertres", "CPUS_PER_TRES", "N/A"}, {"deadline", "DEADLINE", "N/A"}, {"delayboot", "DELAY_BOOT", "00:00:00"},
 	{"fednodes", "FED_NODES", "N/A"}, {"hetjobid", "HET_JOB_ID", "0"}, {"hetjobidset", "HET_JOB_ID_SET", "N/A"},
-	{"hetjoboffset", "HET_JOB_OFFSET", "N/A"}, {"maxcpus", "MAX_CPUS", "0"}, {"mcslabel", "MCSLABEL", "N/A"},
+	{"hetjoboffset", "HET_JOB_OFFSET", "N/A"}, {"maxcpus", "MAX_CPUS", "0"}, {"mcslabel", "MCSLABEL", "N/A"}, {"lastschedeval", "LAST_SCHED_EVAL", "N/A"},
 	{"mempertres", "MEM_PER_TRES", "N/A"}, {"mintime", "MIN_TIME", "N/A"}, {"network", "NETWORK", "(null)"},
 	{"ntperboard", "TASKS_PER_BOARD", "N/A"}, {"ntpercore", "TASKS_PER_CORE", "N/A"},
 	{"ntpersocket", "TASKS_PER_SOCKET", "N/A"}, {"origin", "ORIGIN", "N/A"}, {"originraw", "ORIGIN", "0"},
@@ -92,9 +92,6 @@ var own = map[string]field{
 	"derivedec":    {Header: "DERIVED_EC", Value: num(func(r *row) uint32 { return r.Job.GetStatus().GetDerivedExitCode() })},
 	"eligibletime": stamp(func(r *row) string { return value.Stamp(record.At(r.Job.GetStatus().GetEligibleTime()), "N/A") }, "ELIGIBLE_TIME"),
 	"exitcode":     {Header: "EXIT_CODE", Value: num(func(r *row) uint32 { return r.Job.GetStatus().GetExitCode() })},
-	"lastschedeval": stamp(func(r *row) string {
-		return value.Stamp(record.At(r.Job.GetStatus().GetEligibleTime()), "N/A")
-	}, "LAST_SCHED_EVAL"),
 	"maxnodes":  {Header: "MAX_NODES", Value: num(func(r *row) uint32 { return r.Job.GetSpec().GetResources().GetNodesMax() })},
 	"ntpernode": {Header: "TASKS_PER_NODE", Value: tasksPerNode},
 	"numtasks":  {Header: "TASKS", Value: num((*row).Tasks)},
