@@ -11,9 +11,13 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 
 	"github.com/muster-hpc/muster/node/run/supervise"
 )
+
+// init keeps main on the process's first thread, the only one that certainly lives as long as the process.
+func init() { runtime.LockOSThread() }
 
 func main() {
 	if len(os.Args) != 2 {

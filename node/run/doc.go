@@ -23,6 +23,9 @@
 //	agent restart:  for each directory: Attach; if ErrGone: Conclude
 //	handle closes:  Attach again; if ErrGone: Conclude
 //
+// A supervisor that is just leaving is neither reached nor gone for some milliseconds: Attach (another error) and
+// Conclude (ErrAlive) are then to be tried again.
+//
 // Callers: package node. The package never decides that a step should end, never removes a step's directory, and never
 // kills anything but processes that carry the step's cookie.
 package run

@@ -35,7 +35,8 @@ type Handle struct {
 	readerDone chan struct{}
 	events     chan *supervisorv1.StepState
 
-	write sync.Mutex // one message at a time
+	// write has room for the one who writes. Not a mutex, so that waiting for it ends with a context.
+	write chan struct{}
 
 	mu      sync.Mutex
 	next    uint64
@@ -50,13 +51,13 @@ func newHandle(conn net.Conn) *Handle {
 		conn:       conn,
 		readerDone: make(chan struct{}),
 		events:     make(chan *supervisorv1.StepState, 1),
+		write:      make(chan struct{}, 1),
 		waiting:    make(map[uint64]chan *supervisorv1.Event),
 	}
 	go h.read()
-	// The answer to this request, like every state, goes to events.
-	go func() {
-		_ = h.send(&supervisorv1.Request{Id: h.number(nil), Verb: &supervisorv1.Request_Watch{Watch: &supervisorv1.Watch{}}})
-	}()
+	// The answer to this request, like every state, goes to events. An empty socket takes it at once; if the connection
+	// is broken the reader finds out.
+	_ = h.send(context.Background(), &supervisorv1.Request{Id: h.number(nil), Verb: &supervisorv1.Request_Watch{Watch: &supervisorv1.Watch{}}})
 	return h
 }
 
@@ -163,10 +164,29 @@ func (h *Handle) number(answer chan *supervisorv1.Event) uint64 {
 	return h.next
 }
 
-func (h *Handle) send(r *supervisorv1.Request) error {
-	h.write.Lock()
-	defer h.write.Unlock()
-	return WriteFrame(h.conn, r)
+// send writes a message. If the context ends in the middle of it the connection is of no use any more and is closed.
+func (h *Handle) send(ctx context.Context, r *supervisorv1.Request) error {
+	select {
+	case h.write <- struct{}{}:
+		defer func() { <-h.write }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	cut := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = h.conn.SetWriteDeadline(time.Unix(1, 0))
+		close(cut)
+	})
+	err := WriteFrame(h.conn, r)
+	if !stop() {
+		<-cut
+		if err != nil {
+			_ = h.conn.Close()
+			return ctx.Err()
+		}
+		_ = h.conn.SetWriteDeadline(time.Time{})
+	}
+	return err
 }
 
 func (h *Handle) call(ctx context.Context, r *supervisorv1.Request) (*supervisorv1.StepState, error) {
@@ -180,8 +200,8 @@ func (h *Handle) call(ctx context.Context, r *supervisorv1.Request) (*supervisor
 		delete(h.waiting, r.Id)
 		h.mu.Unlock()
 	}()
-	if err := h.send(r); err != nil {
-		if errors.Is(err, ErrFrame) {
+	if err := h.send(ctx, r); err != nil {
+		if errors.Is(err, ErrFrame) || ctx.Err() != nil {
 			return nil, err
 		}
 		return nil, fmt.Errorf("%w: %w", ErrClosed, err)

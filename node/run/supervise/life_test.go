@@ -262,6 +262,7 @@ func TestSupervisorThatCannotReadItsPlanIsSeen(t *testing.T) {
 	for range s.Events() {
 		t.Error("a state of a plan without a program")
 	}
+	eventually(t, "the supervisor left", func() bool { alive, _ := run.Alive(s.dir); return !alive })
 	state, err := run.Conclude(bound(t), s.dir)
 	if err != nil || state.GetPhase() != supervisorv1.Phase_PHASE_FAILED {
 		t.Errorf("state %v, error %v", state, err)
