@@ -19,11 +19,13 @@ import (
 
 // Bounds of connections; rows of docs/limits.md.
 const (
-	dialTimeout     = 3 * time.Second
-	idleTimeout     = 90 * time.Second
-	pingAfter       = 5 * time.Second
-	pingTimeout     = 3 * time.Second
-	maxIdlePerHost  = 64
+	dialTimeout    = 3 * time.Second
+	idleTimeout    = 90 * time.Second
+	pingAfter      = 5 * time.Second
+	pingTimeout    = 3 * time.Second
+	maxIdlePerHost = 64
+	// maxConnsPerHost keeps a burst of first calls from making a connection each: with HTTP/2 they share a few.
+	maxConnsPerHost = 8
 	keepAlivePeriod = 15 * time.Second
 )
 
@@ -44,6 +46,7 @@ func newTransport(config *tls.Config) (string, *http.Transport) {
 	}
 	transport.TLSClientConfig = config
 	transport.ForceAttemptHTTP2 = true
+	transport.MaxConnsPerHost = maxConnsPerHost
 	transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout}
 	return "https", transport
 }

@@ -31,7 +31,7 @@ import (
 // cluster is a set of controllers with real servers on real sockets and a fake log: what the leader proposes is applied by
 // all real state machines at once, except by those that lag.
 type cluster struct {
-	t  *testing.T
+	t  testing.TB
 	ca *pki.CA
 
 	mu      sync.Mutex
@@ -312,7 +312,7 @@ func (c *cluster) elect(member *fakeReplica) {
 }
 
 // newCluster starts n controllers; the first leads.
-func newCluster(t *testing.T, n int, faults ...Faults) *cluster {
+func newCluster(t testing.TB, n int, faults ...Faults) *cluster {
 	t.Helper()
 	ca, err := pki.NewCA("test")
 	if err != nil {
@@ -358,7 +358,7 @@ func (c *cluster) serve(r *fakeReplica, faults ...Faults) {
 	r.address = listener.Addr().String()
 	r.control = &fakeControl{replica: r, refuse: map[uint32]bool{}}
 	config := Config{Replica: r, Control: r.control, ErrNotLeading: errFakeNotLeading, Self: r.self(),
-		Peers:    client.OpenDirect(client.Direct{TLS: identity.ClientTLS(pki.RoleController, "")}),
+		Peers:    NewPeers(client.OpenDirect(client.Direct{TLS: identity.ClientTLS(pki.RoleController, "")}), r, nil),
 		Verifier: rpc.NewVerifier(identity.Roots, nil), Log: slog.New(slog.DiscardHandler)}
 	if len(faults) > 0 {
 		config.Faults = faults[0]
@@ -454,7 +454,7 @@ func batch(name string) *apiv1.JobSubmission {
 		Kind: apiv1.JobKind_JOB_KIND_BATCH, WorkDir: "/tmp", Resources: &apiv1.ResourceRequest{NodesMin: 1, Ntasks: 1, CpusPerTask: 1}}}
 }
 
-func submitOne(t *testing.T, c *client.Client, name string) uint32 {
+func submitOne(t testing.TB, c *client.Client, name string) uint32 {
 	t.Helper()
 	answer, err := c.Jobs().SubmitJobs(t.Context(), &apiv1.SubmitJobsRequest{RequestId: client.NewRequestID(),
 		Jobs: []*apiv1.JobSubmission{batch(name)}})

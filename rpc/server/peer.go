@@ -36,11 +36,11 @@ func (s peerService) Propose(ctx context.Context, request *peerv1.ProposeRequest
 	response := &peerv1.ProposeResponse{Results: make([]*logv1.Result, len(request.Commands))}
 	errs := make([]error, len(request.Commands))
 	if len(request.Commands) == 1 {
-		response.Results[0], errs[0] = s.replica.Propose(ctx, request.Commands[0])
+		response.Results[0], errs[0] = s.apply(ctx, request.Commands[0])
 	} else {
 		var group sync.WaitGroup
 		for i, command := range request.Commands {
-			group.Go(func() { response.Results[i], errs[i] = s.replica.Propose(ctx, command) })
+			group.Go(func() { response.Results[i], errs[i] = s.apply(ctx, command) })
 		}
 		group.Wait()
 	}

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"sync"
 
 	"github.com/muster-hpc/muster/fsm/replica"
@@ -10,9 +11,9 @@ import (
 	"github.com/muster-hpc/muster/rpc/client"
 )
 
-// peers finds the other controllers. Addresses come from the state; while the state does not name a member yet, the
+// Peers finds the other controllers. Addresses come from the state; while the state does not name a member yet, the
 // seeds are asked who they are.
-type peers struct {
+type Peers struct {
 	client  *client.Client
 	replica Replica
 	seeds   []string
@@ -22,13 +23,15 @@ type peers struct {
 	found   map[string]string                          // address by id, from seeds
 }
 
-func newPeers(c *client.Client, r Replica, seeds []string) *peers {
-	return &peers{client: c, replica: r, seeds: seeds,
+// NewPeers makes the connections to the other controllers of a member. The client has this controller's certificate; seeds
+// are API addresses to ask while the state names nobody.
+func NewPeers(c *client.Client, r Replica, seeds []string) *Peers {
+	return &Peers{client: c, replica: r, seeds: seeds,
 		clients: map[string]peerv1connect.PeerServiceClient{}, found: map[string]string{}}
 }
 
 // at returns the service of the controller at an address.
-func (p *peers) at(address string) peerv1connect.PeerServiceClient {
+func (p *Peers) at(address string) peerv1connect.PeerServiceClient {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c, ok := p.clients[address]
@@ -40,7 +43,7 @@ func (p *peers) at(address string) peerv1connect.PeerServiceClient {
 }
 
 // announced returns the API address of a member from the state here, or "".
-func (p *peers) announced(id string) string {
+func (p *Peers) announced(id string) string {
 	if id == "" {
 		return ""
 	}
@@ -56,7 +59,7 @@ func (p *peers) announced(id string) string {
 
 // of returns the service of the member with an id, asking the seeds if the state does not name it; nil if nobody knows
 // its address.
-func (p *peers) of(ctx context.Context, id string) peerv1connect.PeerServiceClient {
+func (p *Peers) of(ctx context.Context, id string) peerv1connect.PeerServiceClient {
 	if address := p.announced(id); address != "" {
 		return p.at(address)
 	}
@@ -78,10 +81,36 @@ func (p *peers) of(ctx context.Context, id string) peerv1connect.PeerServiceClie
 }
 
 // leader returns the leader and, if it is another controller whose address is known, its service.
-func (p *peers) leader(ctx context.Context) (replica.Leader, peerv1connect.PeerServiceClient) {
+func (p *Peers) leader(ctx context.Context) (replica.Leader, peerv1connect.PeerServiceClient) {
 	leader := p.replica.Leader()
 	if leader.IsSelf || leader.ID == "" {
 		return leader, nil
 	}
 	return leader, p.of(ctx, leader.ID)
+}
+
+// Digest asks a member for its digest at a marked entry.
+func (p *Peers) Digest(ctx context.Context, member string, index uint64) (*peerv1.DigestResponse, error) {
+	service, err := p.need(ctx, member)
+	if err != nil {
+		return nil, err
+	}
+	return service.Digest(ctx, &peerv1.DigestRequest{Index: index})
+}
+
+// Quarantine tells a member that its state differs from the majority's.
+func (p *Peers) Quarantine(ctx context.Context, member string, request *peerv1.QuarantineRequest) error {
+	service, err := p.need(ctx, member)
+	if err != nil {
+		return err
+	}
+	_, err = service.Quarantine(ctx, request)
+	return err
+}
+
+func (p *Peers) need(ctx context.Context, member string) (peerv1connect.PeerServiceClient, error) {
+	if service := p.of(ctx, member); service != nil {
+		return service, nil
+	}
+	return nil, fmt.Errorf("the address of member %s is not known: it has not announced itself yet", member)
 }

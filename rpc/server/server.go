@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect/v2"
@@ -71,10 +72,8 @@ type Config struct {
 	ErrNotLeading error
 	// Self has this controller's name, raft_address, api_address, supported_level and version.
 	Self *apiv1.Member
-	// Peers connects to other controllers, with this controller's certificate.
-	Peers *client.Client
-	// Seeds are API addresses of controllers to ask while the state names none (--join).
-	Seeds []string
+	// Peers connects to the other controllers.
+	Peers *Peers
 	// Verifier checks users' tokens.
 	Verifier *rpc.Verifier
 	// Log takes the log.
@@ -89,7 +88,7 @@ type Server struct {
 	control       Control
 	errNotLeading error
 	self          *apiv1.Member
-	peers         *peers
+	peers         *Peers
 	log           *slog.Logger
 	faults        Faults
 
@@ -100,6 +99,8 @@ type Server struct {
 	hub      *hub
 	sessions *sessions
 	hooks    chan struct{} // one token for each submission program that may run
+
+	blocked atomic.Pointer[string]
 
 	// background owns what calls leave behind; Run waits for it.
 	background sync.WaitGroup
@@ -120,6 +121,7 @@ func New(config Config) *Server {
 		control:       config.Control,
 		errNotLeading: config.ErrNotLeading,
 		self:          config.Self,
+		peers:         config.Peers,
 		log:           log,
 		faults:        config.Faults,
 		hub:           newHub(config.Replica),
@@ -128,7 +130,6 @@ func New(config Config) *Server {
 		draining:      make(chan struct{}),
 	}
 	s.lifetime, s.end = context.WithCancel(context.Background())
-	s.peers = newPeers(config.Peers, config.Replica, config.Seeds)
 	s.reads = &readBatcher{server: s}
 	s.liveness = &livenessBatcher{server: s}
 	s.guard = &rpc.Guard{
@@ -176,6 +177,25 @@ func (s *Server) Run(ctx context.Context) error {
 // Drain ends long polls and streams, so that their callers turn to other controllers. Other calls go on being answered.
 // It is called before the controller leaves.
 func (s *Server) Drain() { s.drainOnce.Do(func() { close(s.draining) }) }
+
+// Block makes this controller, while it leads, propose nothing that others ask for; an empty sentence ends that. The
+// scheduler calls it when the controllers' states differ and no majority agrees.
+func (s *Server) Block(sentence string) {
+	if sentence == "" {
+		s.blocked.Store(nil)
+		return
+	}
+	s.blocked.Store(&sentence)
+}
+
+// apply proposes on this controller's member.
+func (s *Server) apply(ctx context.Context, command *logv1.Command) (*logv1.Result, error) {
+	if why := s.blocked.Load(); why != nil && s.replica.Leader().IsSelf {
+		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "STATES_DIFFER", "controller "+s.self.GetName(),
+			"nothing is stored until an operator has looked at the controllers: "+*why)
+	}
+	return s.replica.Propose(ctx, command)
+}
 
 // refuse keeps a quarantined controller from answering anybody; its peers may ask how it is, and tell it.
 func (s *Server) refuse(procedure string) error {

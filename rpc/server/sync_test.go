@@ -17,7 +17,7 @@ import (
 
 // syncer is an agent that syncs by hand.
 type syncer struct {
-	t        *testing.T
+	t        testing.TB
 	service  nodev1connect.AgentServiceClient
 	node     uint32
 	epoch    uint32

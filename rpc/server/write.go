@@ -128,7 +128,7 @@ func (s *Server) propose(ctx context.Context, command *logv1.Command, repeatable
 	err := s.onLeader(ctx, "the request",
 		func(err error) bool { return s.unsent(err) || repeatable && unclear(err) },
 		func(ctx context.Context) (err error) {
-			result, err = s.replica.Propose(ctx, command)
+			result, err = s.apply(ctx, command)
 			return err
 		},
 		func(ctx context.Context, leader leaderClient) error {
@@ -148,9 +148,12 @@ func (s *Server) propose(ctx context.Context, command *logv1.Command, repeatable
 // translate turns errors of the replica and of control into refusals.
 func (s *Server) translate(err error) error {
 	name := s.self.GetName()
+	var refusal interface{ ErrorDetail() *apiv1.ErrorDetail } // of control
 	switch {
 	case err == nil:
 		return nil
+	case errors.As(err, &refusal):
+		return rpc.FromDetail(refusal.ErrorDetail())
 	case errors.Is(err, replica.ErrNotLeader), s.errNotLeading != nil && errors.Is(err, s.errNotLeading):
 		return s.notLeader()
 	case errors.Is(err, replica.ErrOutcomeUnknown), errors.Is(err, errAbandoned):

@@ -391,3 +391,21 @@ func TestMembersMayBeChangedByOperatorsAndMembersOnly(t *testing.T) {
 		t.Errorf("a controller adds another: %v", err)
 	}
 }
+
+func TestNothingIsProposedWhileStatesDiffer(t *testing.T) {
+	c := newCluster(t, 2)
+	c.members[0].server.Block("c1 and c2 differ")
+	before := c.members[0].proposals.Load()
+	for _, at := range c.members {
+		_, err := c.user(1000, "alice", at).Jobs().SubmitJobs(t.Context(), &apiv1.SubmitJobsRequest{RequestId: client.NewRequestID(),
+			Jobs: []*apiv1.JobSubmission{batch("x")}})
+		if rpc.Reason(err) != "STATES_DIFFER" || !strings.Contains(rpc.Sentence(err), "c1 and c2 differ") {
+			t.Errorf("got %v", err)
+		}
+	}
+	if c.members[0].proposals.Load() != before {
+		t.Error("something was proposed")
+	}
+	c.members[0].server.Block("")
+	submitOne(t, c.user(1000, "alice"), "x")
+}
