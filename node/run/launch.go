@@ -92,7 +92,8 @@ func spawn(dir, supervisor string, lock *os.File) (*Handle, error) {
 	go func() { _ = cmd.Wait() }()
 	conn, err := Dial(dir)
 	if err != nil {
-		return nil, fmt.Errorf("connecting to the new supervisor: %w", err)
+		// Nothing was started in it, so that after an error nothing runs.
+		return nil, errors.Join(fmt.Errorf("connecting to the new supervisor: %w", err), cmd.Process.Kill())
 	}
 	return newHandle(conn), nil
 }
