@@ -131,6 +131,7 @@ func (r *reign) loss(ctx context.Context) error {
 					r.log.Info("a declaration was refused", "node", n.Spec.Name, "what", what, "sentence", result.Refusal.Sentence)
 				default:
 					r.log.Warn("node declared "+what, "node", n.Spec.Name, "epoch", n.Epoch)
+					return
 				}
 				mu.Lock()
 				later[n.Number] = time.Now().Add(lossRetry)
