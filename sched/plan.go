@@ -184,14 +184,9 @@ func (p *pass) place(j *job, s *classShape, picks []pick, end Time) {
 	}
 	s.spread(caps)
 	d := Placement{Job: j.ID, Attempt: j.Attempt, Partition: s.part.Name}
-	tasks := s.tasksMax
 	for i := range picks {
 		n := p.x.nodes[picks[i].slot]
 		g := p.give(n, &s.shape, caps[i])
-		if s.tasksMax > 0 {
-			g.Tasks = min(g.Tasks, tasks)
-			tasks -= g.Tasks
-		}
 		p.take(n, &g, j.ID, end)
 		d.Epochs = append(d.Epochs, n.Epoch)
 		if k := len(d.Groups); k > 0 && sameShare(&d.Groups[k-1], &g) {

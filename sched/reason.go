@@ -385,20 +385,15 @@ func worst(shapes []classShape) Reason {
 func (d *Decisions) reason(j *job) Reason {
 	switch {
 	case j.Cleaning:
-		return Reason{Code: Cleaning}
+		return j.keep(Cleaning)
 	case j.Held == 1:
-		return Reason{Code: HeldUser}
-	case j.Held != 0 && j.Shown.Code == HeldAdmin:
-		return j.Shown // Who held it said why.
+		return j.keep(HeldUser)
 	case j.Held != 0:
-		return Reason{Code: HeldAdmin}
+		return j.keep(HeldAdmin)
 	case j.wake != 0 && j.wake == j.deferred:
 		return j.Shown
 	case j.wake != 0 && j.wake == j.RetryAt:
-		if j.Shown.Code == Backoff {
-			return j.Shown
-		}
-		return Reason{Code: Backoff}
+		return j.keep(Backoff)
 	case j.wake != 0:
 		return Reason{BeginTime, fmt.Sprintf("begins no earlier than %s", time.UnixMilli(int64(j.BeginAt)).UTC().Format("2006-01-02 15:04:05 MST"))}
 	}
@@ -407,4 +402,12 @@ func (d *Decisions) reason(j *job) Reason {
 		return c.verdict.first
 	}
 	return c.verdict.rest
+}
+
+// keep returns the reason with this code, in the words that are shown if they have it: who held a job said why.
+func (j *job) keep(code Code) Reason {
+	if j.Shown.Code == code {
+		return j.Shown
+	}
+	return Reason{Code: code}
 }

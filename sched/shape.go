@@ -18,9 +18,7 @@ type shape struct {
 	units uint32
 	unit  amount
 	// maxUnits bounds the units on a node; 0 means no bound.
-	maxUnits uint32
-	// tasksMax bounds the tasks in all where there are fewer tasks than nodes; 0 means no bound.
-	tasksMax  uint32
+	maxUnits  uint32
 	memoryAll bool
 	whole     bool
 	// wholeMemory tells that a whole node's memory is charged where none is asked.
@@ -138,14 +136,7 @@ func (s *shape) uniform(r *Request, totalGPUs uint32) {
 // byTask shapes a request for a number of tasks.
 func (s *shape) byTask(r *Request, tasks, totalGPUs uint32) string {
 	cpus := max(r.CPUsPerTask, 1)
-	if tasks < s.nodesMin {
-		if totalGPUs > 0 {
-			return fmt.Sprintf("asks for GPUs for %d tasks on %d nodes; ask for GPUs per node", tasks, s.nodesMin)
-		}
-		s.fixed = amount{tasks: 1, cpus: cpus, gpus: r.GPUsPerNode}
-		s.tasksMax = tasks
-		return ""
-	}
+	s.nodesMin = min(s.nodesMin, tasks) // No node without a task.
 	s.units, s.unit, s.maxUnits = tasks, amount{tasks: 1, cpus: cpus, gpus: r.GPUsPerTask}, r.TasksPerNode
 	s.fixed = amount{gpus: r.GPUsPerNode}
 	if totalGPUs > 0 && r.GPUsPerTask == 0 {

@@ -144,11 +144,10 @@ func allowed(j Job, part *Partition, nodes []layout) string {
 		tasks += l.tasks
 		gpus += l.gpus
 		typed += l.typed
-		fewer := r.Tasks > 0 && r.Tasks < max(r.NodesMin, 1)
-		if l.tasks < 1 && !fewer {
+		if l.tasks < 1 {
 			return "a node without a task"
 		}
-		if why := allowedNode(r, part, whole, fewer, l); why != "" {
+		if why := allowedNode(r, part, whole, l); why != "" {
 			return why
 		}
 	}
@@ -158,6 +157,9 @@ func allowed(j Job, part *Partition, nodes []layout) string {
 		}
 	}
 	least := max(int(r.NodesMin), 1)
+	if r.Tasks > 0 {
+		least = min(least, int(r.Tasks)) // No node without a task.
+	}
 	most := max(int(r.NodesMax), int(r.NodesMin))
 	if most > 0 && k > max(most, len(r.Include)) || k < least || part.MaxNodes > 0 && k > int(part.MaxNodes) {
 		return "number of nodes"
@@ -177,18 +179,15 @@ func allowed(j Job, part *Partition, nodes []layout) string {
 	return ""
 }
 
-func allowedNode(r Request, part *Partition, whole, fewer bool, l layout) string {
+func allowedNode(r Request, part *Partition, whole bool, l layout) string {
 	perTask := max(int(r.CPUsPerTask), 1)
 	cpus := l.tasks * perTask
-	if fewer {
-		cpus = perTask
-	}
 	wantTasks := max(int(r.TasksPerNode), 1)
 	switch {
 	case r.Tasks == 0 && r.GPUsTotal > 0 && r.GPUsPerTask > 0: // Tasks follow from the GPUs.
 	case r.Tasks == 0 && l.tasks != wantTasks:
 		return "tasks on a node"
-	case r.Tasks > 0 && r.TasksPerNode > 0 && !fewer && l.tasks > int(r.TasksPerNode):
+	case r.Tasks > 0 && r.TasksPerNode > 0 && l.tasks > int(r.TasksPerNode):
 		return "too many tasks on a node"
 	}
 	gpus := 0
@@ -263,16 +262,12 @@ func (w *world) layouts(j Job, part *Partition, n Node, most int) []layout {
 	freeMemory := n.MemoryMB - n.UsedMemoryMB
 	r := j.Request
 	whole := r.Whole || part.Exclusive
-	fewer := r.Tasks > 0 && r.Tasks < max(r.NodesMin, 1)
 	var out []layout
 	for tasks := range most + 1 {
 		for gpus := range freeGPUs + 1 {
 			l := layout{node: n, tasks: tasks, gpus: gpus, typed: gpus, cpus: tasks * max(int(r.CPUsPerTask), 1)}
 			if r.Tasks > 0 && r.GPUsTotal > 0 && r.GPUsPerTask == 0 && tasks*int(r.GPUsTotal) != gpus*int(r.Tasks) {
 				continue
-			}
-			if fewer {
-				l.cpus = max(int(r.CPUsPerTask), 1)
 			}
 			perCPU := r.MemoryPerCPUMB
 			if r.MemoryPerCPUMB == 0 && r.MemoryPerNodeMB == 0 && r.MemoryPerGPUMB == 0 {
@@ -288,7 +283,7 @@ func (w *world) layouts(j Job, part *Partition, n Node, most int) []layout {
 				}
 				l.cpus, l.gpus = int(n.CPUs), gpuMask(n, "").Count()
 			}
-			if l.cpus <= freeCPUs && l.memory <= freeMemory && allowedNode(r, part, whole, fewer, l) == "" {
+			if l.cpus <= freeCPUs && l.memory <= freeMemory && allowedNode(r, part, whole, l) == "" {
 				out = append(out, l)
 			}
 		}
