@@ -123,6 +123,7 @@ const (
 	leadPause         = time.Second
 	yieldTimeout      = time.Second
 	stallElections    = 4
+	fullPause         = 10 * time.Second
 )
 
 func (c *Config) fill() {
@@ -156,6 +157,8 @@ func (c *Config) check() error {
 		return errors.New("replica: Config.RaftListen is empty: name the HOST:PORT for other members")
 	case c.LevelOf == nil:
 		return errors.New("replica: Config.LevelOf is nil: the level of a command can't be told")
+	case c.TLS != nil && c.TLS.RootCAs == nil:
+		return errors.New("replica: Config.TLS has no RootCAs: members are known by the cluster's own CA")
 	}
 	return c.Profile.check()
 }

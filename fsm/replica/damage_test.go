@@ -454,3 +454,40 @@ func TestALeaderThatCanNotReadItsSnapshotQuarantinesItself(t *testing.T) {
 	}
 	propose(t, "goes on", rest...)
 }
+
+func TestALogThatASnapshotHasReplacedIsDroppedAtTheStart(t *testing.T) {
+	ms := cluster(t, 2, func(c *Config) { c.Profile.TrailingLogs = 5 })
+	lead, f := ms[0], ms[1]
+	for i := range 20 {
+		propose(t, fmt.Sprint("a", i), lead)
+	}
+	agree(t, ms...)
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// While the follower is away a snapshot is taken that it gets, but it dies before it has deleted its log.
+	alone := bootstrapped(t, t.TempDir())
+	for i := range 60 {
+		propose(t, fmt.Sprint("b", i), alone)
+	}
+	if err := alone.raft.Snapshot().Error(); err != nil {
+		t.Fatal(err)
+	}
+	if err := alone.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(filepath.Join(f.cfg.Dir, snapshotDir), os.DirFS(filepath.Join(alone.cfg.Dir, snapshotDir))); err != nil {
+		t.Fatal(err)
+	}
+	f = openTest(t, again(f))
+	if first, last := f.bolt.ends(); first != 0 || last != 0 {
+		t.Errorf("the log goes from %d to %d", first, last)
+	}
+	if f.View().has("b59") != 1 {
+		t.Error("the snapshot was not restored")
+	}
+	next := f.raft.LastIndex() + 1
+	if err := f.bolt.StoreLog(&raft.Log{Index: next, Term: 99}); err != nil {
+		t.Errorf("entries after the snapshot are refused: %v", err)
+	}
+}

@@ -108,8 +108,15 @@ func (w testWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// patient is the profile of tests in real time: other tests of other packages may take the CPU away for a while.
+func patient() Timing {
+	p := Production()
+	p.Lease = 400 * time.Millisecond
+	return p
+}
+
 func testConfig(t testing.TB, dir string) Config {
-	return Config{Dir: dir, Name: filepath.Base(dir), RaftListen: "127.0.0.1:0", Profile: Development(), Log: testLog(t),
+	return Config{Dir: dir, Name: filepath.Base(dir), RaftListen: "127.0.0.1:0", Profile: patient(), Log: testLog(t),
 		BallastBytes: 1 << 20, LowSpaceBytes: 1 << 20, LevelOf: levelOne}
 }
 
@@ -165,9 +172,7 @@ func cluster(t testing.TB, n int, change func(*Config)) []*member {
 
 func addVoter(t testing.TB, leader, m *member) {
 	t.Helper()
-	if err := leader.AddLearner(t.Context(), m.ID(), m.Address()); err != nil {
-		t.Fatal(err)
-	}
+	eventually(t, "the learner is added", func() bool { return leader.AddLearner(t.Context(), m.ID(), m.Address()) == nil })
 	eventually(t, "the learner can be promoted", func() bool { return leader.Promote(t.Context(), m.ID()) == nil })
 }
 

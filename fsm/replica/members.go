@@ -91,6 +91,8 @@ func (m *Member[V]) Bootstrap(b *logv1.Bootstrap) error {
 		}
 		select {
 		case <-changed:
+		case <-m.stop:
+			return ErrClosed
 		case <-ctx.Done():
 			return fmt.Errorf("bootstrap: this member does not become the leader: %w", ctx.Err())
 		}

@@ -62,6 +62,7 @@ func (m *Member[V]) keep() {
 		spaceWake, stallTick, spaceTick = m.space.wake, st.C, sp.C
 	}
 	stuck := false
+	var tried time.Time // last attempt to give up leadership because the disk is full
 	for {
 		select {
 		case <-m.stop:
@@ -71,10 +72,12 @@ func (m *Member[V]) keep() {
 			return
 		case <-spaceTick:
 			m.space.check()
-			if m.space.full.Load() && m.leads() {
+			if m.space.full.Load() && time.Since(tried) > fullPause {
+				tried = time.Now()
 				m.stepDown("its disk is full")
 			}
 		case <-spaceWake:
+			tried = time.Now()
 			m.stepDown("its disk is full")
 		case <-stallTick:
 			age := m.bolt.writes.oldest()
@@ -124,10 +127,11 @@ func (m *Member[V]) stepDown(why string) {
 	}
 	m.log.Warn("this member gives up leadership", "why", why)
 	target, err := m.successor()
-	if err == nil {
-		err = m.handOver(ctx, target)
+	if err != nil {
+		m.log.Warn("nobody can take over", "err", err)
+		return
 	}
-	if err == nil || !m.leads() {
+	if err = m.handOver(ctx, target); err == nil || !m.leads() {
 		return
 	}
 	m.log.Warn("nobody took over; this member falls silent for a while", "err", err)

@@ -84,6 +84,9 @@ func OpenMember[V View](cfg Config, sm StateMachine[V]) (*Member[V], error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open member: %w", err), m.bolt.Close())
 	}
+	if err := dropCovered(m.bolt, snaps); err != nil {
+		return nil, errors.Join(fmt.Errorf("open member: %w", err), m.bolt.Close())
+	}
 	streams, err := listen(id, &m.cfg)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open member: %w", err), m.bolt.Close())
@@ -95,6 +98,19 @@ func OpenMember[V View](cfg Config, sm StateMachine[V]) (*Member[V], error) {
 	m.delay = newDelayMeter(cfg.Profile.Election, m.log)
 	m.wg.Go(func() { m.delay.run(m.stop) })
 	return m, nil
+}
+
+// dropCovered deletes a log that ends before the newest snapshot: the process ended between taking in a snapshot from the leader and
+// deleting the log that it replaces. Entries after the snapshot would not follow it.
+func dropCovered(log *boltStore, snaps *snapStore) error {
+	all, err := snaps.List()
+	if err != nil {
+		return err
+	}
+	if first, last := log.ends(); len(all) > 0 && last < all[0].Index {
+		return log.DeleteRange(first, last)
+	}
+	return nil
 }
 
 func newMember[V View](cfg Config, id string, sm StateMachine[V]) *Member[V] {

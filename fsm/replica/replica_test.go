@@ -2,6 +2,7 @@ package replica
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -465,5 +466,49 @@ func TestCloseLeavesNoGoroutine(t *testing.T) {
 	}
 	if _, err := ms[0].WaitIndex(t.Context(), 1<<40); !errors.Is(err, ErrClosed) {
 		t.Errorf("after Close: %v", err)
+	}
+}
+
+func TestMembersAreRemovedAndLeadershipGoesToAChosenOne(t *testing.T) {
+	ms := cluster(t, 3, nil)
+	lead := ms[0]
+	if err := lead.Transfer(t.Context(), "nobody"); !errors.Is(err, ErrUnknownMember) {
+		t.Errorf("transfer to a stranger: %v", err)
+	}
+	if err := lead.Remove(t.Context(), "nobody"); !errors.Is(err, ErrUnknownMember) {
+		t.Errorf("removal of a stranger: %v", err)
+	}
+	if err := lead.Transfer(t.Context(), ms[2].ID()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the chosen one leads", func() bool { return ms[2].Leader().IsSelf })
+	if err := lead.Remove(t.Context(), ms[1].ID()); !errors.Is(err, ErrNotLeader) {
+		t.Errorf("removal by a follower: %v", err)
+	}
+	eventually(t, "a follower is removed", func() bool { return ms[2].Remove(t.Context(), ms[1].ID()) == nil })
+	if got := ms[2].Servers(); len(got) != 2 {
+		t.Errorf("members: %+v", got)
+	}
+	// The leader removes itself; the last one goes on.
+	_ = ms[2].Remove(t.Context(), ms[2].ID()) // it loses leadership by that, perhaps before it can answer
+	propose(t, "alone", ms[0])
+	if got := ms[0].Servers(); len(got) != 1 {
+		t.Errorf("members: %+v", got)
+	}
+}
+
+func TestConfigurationsThatCanNotWorkAreRefusedWithASentence(t *testing.T) {
+	for word, change := range map[string]func(*Config){
+		"Dir":       func(c *Config) { c.Dir = "" },
+		"HOST:PORT": func(c *Config) { c.RaftListen = "" },
+		"level":     func(c *Config) { c.LevelOf = nil },
+		"lease":     func(c *Config) { c.Profile.Lease = time.Hour },
+		"RootCAs":   func(c *Config) { c.TLS = &tls.Config{} },
+		"advertise": func(c *Config) { c.RaftListen = "0.0.0.0:0" },
+	} {
+		cfg := testConfig(t, t.TempDir())
+		change(&cfg)
+		_, err := OpenMember(cfg, &listMachine{})
+		mustContain(t, err, word)
 	}
 }

@@ -69,6 +69,9 @@ func listen(id string, c *Config) (*streams, error) {
 	s := &streams{id: id, ln: ln, advertise: memberAddr(c.RaftAdvertise), ready: make(chan net.Conn), slots: make(chan struct{}, maxHandshakes),
 		conns: map[net.Conn]struct{}{}}
 	if s.advertise == "" {
+		if tcp, ok := ln.Addr().(*net.TCPAddr); ok && tcp.IP.IsUnspecified() {
+			return nil, errors.Join(fmt.Errorf("listen for other members on %s: they need an address to call; set the one to advertise", c.RaftListen), ln.Close())
+		}
 		s.advertise = memberAddr(ln.Addr().String())
 	}
 	if c.TLS != nil {
