@@ -39,10 +39,11 @@ const (
 	tasks     = 8                 // 4 nodes, 2 tasks each
 	steps     = 1500
 	pace      = 22 * time.Millisecond // a step takes at least this long: about 33 s in all
-	firstKill = 150                   // steps after which the first failure comes
-	between   = 200                   // steps between failures, at least
-	goesOn    = 30                    // steps that the training must make after each failure
-	goodModel = 0.90                  // share of digits that the model must read in the end
+	rate      = "0.003"               // learning rate: slow enough to see the loss fall all the way
+	firstKill = 200                   // steps after which the first failure comes
+	between   = 350                   // steps between failures, at least
+	goesOn    = 50                    // steps that the training must make after each failure
+	goodModel = 0.88                  // share of digits that the model must read in the end
 	victim    = "n1"                  // the node whose agent is killed: the batch script and its srun run there
 )
 
@@ -54,6 +55,7 @@ type failure struct {
 	same     bool          // all tasks are the same processes as before
 	nextAck  time.Duration // to the next acknowledged request
 	restored time.Duration // to the killed process serving again
+	silence  time.Duration // longest time between two lines of the training's output around it
 }
 
 // show is one run.
@@ -62,6 +64,7 @@ type show struct {
 	cluster   *dev.Cluster
 	client    *client.Client
 	probe     *probe
+	listener  *listener
 	job       uint32
 	output    string // path of the job's output
 	processes []dev.JobProcess
@@ -172,7 +175,7 @@ func (s *show) submit(ctx context.Context) error {
 	}
 	command := exec.CommandContext(ctx, filepath.Join(bin, "slurm", "sbatch"), script)
 	command.Dir = work
-	command.Env = append(os.Environ(), "TRAIN="+program, fmt.Sprintf("TRAIN_ARGS=--steps %d --pace %v", steps, pace))
+	command.Env = append(os.Environ(), "TRAIN="+program, fmt.Sprintf("TRAIN_ARGS=--steps %d --pace %v --rate %s", steps, pace, rate))
 	for _, v := range variables {
 		if v.Name == "PATH" {
 			v.Value += ":" + os.Getenv("PATH")
@@ -241,6 +244,8 @@ func (s *show) disturb(ctx context.Context) error {
 	probing, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup
 	group.Go(func() { s.probe.run(probing) })
+	s.listener = &listener{path: s.output}
+	group.Go(func() { s.listener.run(probing) })
 	defer func() { stop(); group.Wait() }()
 	for i, target := range []string{"leader", "leader", victim} {
 		if _, err := s.awaitStep(ctx, firstKill+i*between); err != nil {
@@ -287,7 +292,13 @@ func (s *show) kill(ctx context.Context, target string) error {
 		return err
 	}
 	f.same = slices.Equal(now, s.processes)
-	s.say("  the training is at step %d, in the same %d processes: %v\n\n", f.later, tasks, f.same)
+	f.silence = s.listener.longest(dead)
+	same := "are the same"
+	if !f.same {
+		same = "are NOT the same"
+	}
+	s.say("  the training is at step %d, its %d processes %s; longest pause between two lines of it: %d ms (usual: %d)\n\n",
+		f.later, tasks, same, f.silence.Milliseconds(), s.listener.usual().Milliseconds())
 	s.failures = append(s.failures, f)
 	return nil
 }
@@ -323,7 +334,10 @@ func (s *show) finish(ctx context.Context) error {
 	st := answer.Job.Status
 	s.say("\nJob %d: %s, exit code %d:%d, %d attempt, %d restarts; %.1f %% of digits it never saw are read right\n", s.job,
 		strings.TrimPrefix(st.State.String(), "JOB_STATE_"), st.ExitCode, st.ExitSignal, len(answer.Attempts), st.Restarts, 100*o.accuracy)
-	s.say("%d requests of another user were acknowledged meanwhile; every one of them is there, none twice\n", probes)
+	if probeErr == nil {
+		s.say("%d requests of another user were acknowledged meanwhile; every one of them is there, none twice\n", probes)
+	}
+	s.say("The training wrote a line every %d ms.\n", s.listener.usual().Milliseconds())
 	if len(untrue) > 0 {
 		return fmt.Errorf("not as claimed:\n  - %s", strings.Join(untrue, "\n  - "))
 	}
@@ -359,12 +373,13 @@ func (s *show) picture(o output) {
 		marks = append(marks, plot.Mark{X: float64(f.step), Label: f.what + " killed"})
 	}
 	s.say("Loss of each step (nats)\n%s\n", plot.Curve(o.points, marks, plot.Size{Width: 72, Height: 14}))
-	s.say("%-30s  %-9s  %-28s  %s\n", "KILLED WITH SIGKILL", "AT STEP", "WHAT THE TRAINING NOTICED", "NEXT ACKNOWLEDGED REQUEST")
+	s.say("%-29s  %-7s  %-25s  %-14s  %s\n", "KILLED WITH SIGKILL", "AT STEP", "WHAT THE TRAINING NOTICED", "LONGEST PAUSE", "NEXT REQUEST DONE")
 	for _, f := range s.failures {
 		noticed := "nothing: same processes"
 		if !f.same {
 			noticed = "its processes changed"
 		}
-		s.say("%-30s  %-9d  %-28s  after %d ms\n", f.what, f.step, noticed, f.nextAck.Milliseconds())
+		s.say("%-29s  %-7d  %-25s  %-14s  after %d ms\n", f.what, f.step, noticed, fmt.Sprintf("%d ms", f.silence.Milliseconds()),
+			f.nextAck.Milliseconds())
 	}
 }
