@@ -92,9 +92,9 @@ var own = map[string]field{
 	"derivedec":    {Header: "DERIVED_EC", Value: num(func(r *row) uint32 { return r.Job.GetStatus().GetDerivedExitCode() })},
 	"eligibletime": stamp(func(r *row) string { return value.Stamp(record.At(r.Job.GetStatus().GetEligibleTime()), "N/A") }, "ELIGIBLE_TIME"),
 	"exitcode":     {Header: "EXIT_CODE", Value: num(func(r *row) uint32 { return r.Job.GetStatus().GetExitCode() })},
-	"maxnodes":  {Header: "MAX_NODES", Value: num(func(r *row) uint32 { return r.Job.GetSpec().GetResources().GetNodesMax() })},
-	"ntpernode": {Header: "TASKS_PER_NODE", Value: tasksPerNode},
-	"numtasks":  {Header: "TASKS", Value: num((*row).Tasks)},
+	"maxnodes":     {Header: "MAX_NODES", Value: num(func(r *row) uint32 { return r.Job.GetSpec().GetResources().GetNodesMax() })},
+	"ntpernode":    {Header: "TASKS_PER_NODE", Value: tasksPerNode},
+	"numtasks":     {Header: "TASKS", Value: num((*row).Tasks)},
 	"pendingtime": {Header: "PENDING_TIME", Value: func(r *row) string {
 		from := record.At(r.Job.GetStatus().GetSubmitTime())
 		to := record.At(r.Job.GetStatus().GetStartTime())
