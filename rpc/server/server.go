@@ -100,7 +100,8 @@ type Server struct {
 	sessions *sessions
 	hooks    chan struct{} // one token for each submission program that may run
 
-	blocked atomic.Pointer[string]
+	caughtUp atomic.Bool // a read has been linearizable since the start
+	blocked  atomic.Pointer[string]
 
 	// background owns what calls leave behind; Run waits for it.
 	background sync.WaitGroup

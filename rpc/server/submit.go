@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"slices"
+	"sync"
 
 	"connectrpc.com/connect/v2"
 	"google.golang.org/protobuf/proto"
@@ -40,11 +41,18 @@ func (s *Server) submit(ctx context.Context, request *apiv1.SubmitJobsRequest) (
 	if err != nil {
 		return nil, err
 	}
-	view := s.replica.View()
+	view, err := s.recent(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// What a view here refuses is looked at again in one that is certainly new: partitions and nodes may have come.
+	newest := sync.OnceValues(func() (*fsm.View, error) { return s.view(ctx, nil) })
 	submissions := make([]*submission, len(request.Jobs))
 	refused := false
 	for i, job := range request.Jobs {
-		submissions[i] = s.prepare(ctx, view, i, job)
+		if submissions[i], err = s.prepare(ctx, view, newest, i, job); err != nil {
+			return nil, err
+		}
 		refused = refused || submissions[i].refusal != nil
 	}
 	if refused && s.answered(ctx, command) {
@@ -54,18 +62,31 @@ func (s *Server) submit(ctx context.Context, request *apiv1.SubmitJobsRequest) (
 	return s.store(ctx, command, submissions)
 }
 
+// recent returns a view that lags at most as replication does. A controller that has just started may know nothing yet:
+// it must not judge by that, nor leave out the site's program; so the first time it asks the leader.
+func (s *Server) recent(ctx context.Context) (*fsm.View, error) {
+	if s.caughtUp.Load() {
+		return s.replica.View(), nil
+	}
+	view, err := s.view(ctx, nil)
+	if err == nil {
+		s.caughtUp.Store(true)
+	}
+	return view, err
+}
+
 // answered reports whether the cluster remembers an answer to this request.
 func (s *Server) answered(ctx context.Context, command *logv1.Command) bool {
 	view, err := s.view(ctx, nil)
 	return err == nil && view.Request(requestKey(command.RequestId)) != nil
 }
 
-// prepare makes a job ready to be proposed, or refuses it.
-func (s *Server) prepare(ctx context.Context, view *fsm.View, index int, job *apiv1.JobSubmission) *submission {
+// prepare makes a job ready to be proposed, or refuses it. An error means that neither could be found out.
+func (s *Server) prepare(ctx context.Context, view *fsm.View, newest func() (*fsm.View, error), index int, job *apiv1.JobSubmission) (*submission, error) {
 	sub := &submission{index: index}
-	refuse := func(err error) *submission {
+	refuse := func(err error) (*submission, error) {
 		sub.refusal = detailOf(err, fmt.Sprintf("job %d of the request", index))
-		return sub
+		return sub, nil
 	}
 	if job.GetSpec() == nil {
 		return refuse(malformed("spec", "job %d of the request has no specification", index))
@@ -105,9 +126,13 @@ func (s *Server) prepare(ctx context.Context, view *fsm.View, index int, job *ap
 	}
 	sub.spec = spec
 	if refusal, _ := fsm.ValidateSpec(view, spec, rpc.PrincipalOf(ctx)); refusal != nil {
-		sub.refusal = refusal
+		newer, err := newest()
+		if err != nil {
+			return nil, err
+		}
+		sub.refusal, _ = fsm.ValidateSpec(newer, spec, rpc.PrincipalOf(ctx))
 	}
-	return sub
+	return sub, nil
 }
 
 func blobOf(content []byte) *logv1.BlobContent {

@@ -14,6 +14,7 @@ import (
 	"connectrpc.com/connect/v2"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/muster-hpc/muster/fsm"
 	"github.com/muster-hpc/muster/ops/pki"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	logv1 "github.com/muster-hpc/muster/proto/muster/log/v1"
@@ -408,4 +409,39 @@ func TestNothingIsProposedWhileStatesDiffer(t *testing.T) {
 	}
 	c.members[0].server.Block("")
 	submitOne(t, c.user(1000, "alice"), "x")
+}
+
+func TestControllerThatLagsDoesNotRefuseByItsOldState(t *testing.T) {
+	c := newCluster(t, 2)
+	follower := c.members[1]
+	alice := c.user(1000, "alice", follower)
+	submitOne(t, alice, "first") // it has caught up once
+	follower.lag(true)
+	config := proto.CloneOf(configuration())
+	config.Partitions = append(config.Partitions, &apiv1.Partition{Name: "new", Nodes: "ALL"})
+	c.apply(memberPrincipal, &logv1.Command{Op: &logv1.Command_Configure{Configure: &logv1.Configure{Configuration: config}}})
+	time.AfterFunc(100*time.Millisecond, func() { follower.lag(false) })
+	job := batch("x")
+	job.Spec.Partitions = []string{"new"}
+	answer, err := alice.Jobs().SubmitJobs(t.Context(), &apiv1.SubmitJobsRequest{RequestId: client.NewRequestID(), Jobs: []*apiv1.JobSubmission{job}})
+	if err != nil || answer.Results[0].Refusal != nil {
+		t.Errorf("%v, %v", answer, err)
+	}
+}
+
+func TestControllerThatKnowsNothingYetAsksTheSubmissionProgramAllTheSame(t *testing.T) {
+	c := newCluster(t, 2)
+	c.hook("cat >/dev/null; echo never >&2; exit 1")
+	late := c.members[1]
+	late.mu.Lock()
+	late.machine = fsm.New()
+	late.view, late.applied = late.machine.Publish(), 0
+	late.mu.Unlock()
+	late.lag(true)
+	time.AfterFunc(100*time.Millisecond, func() { late.lag(false) })
+	answer, err := late.server.submit(rpc.WithPrincipal(t.Context(), &apiv1.Principal{Kind: apiv1.PrincipalKind_PRINCIPAL_KIND_USER, Uid: 1000, Name: "alice"}),
+		&apiv1.SubmitJobsRequest{RequestId: client.NewRequestID(), Jobs: []*apiv1.JobSubmission{batch("x")}})
+	if err != nil || answer.Results[0].Refusal.GetReason() != rpc.ReasonSubmitHook {
+		t.Errorf("%v, %v", answer, err)
+	}
 }
