@@ -23,7 +23,7 @@ func (a *app) clusterCommand() *cobra.Command {
 		Use: "status", Short: "Show controllers, leader, level and job counts", Args: noArguments,
 		RunE: func(c *cobra.Command, _ []string) error { return a.clusterStatus(c.Context()) },
 	}
-	c.AddCommand(status, a.membersCommand(), a.configureCommand(), a.configurationCommand(), a.levelCommand())
+	c.AddCommand(status, a.membersCommand(), a.transferCommand(), a.configureCommand(), a.configurationCommand(), a.levelCommand())
 	return c
 }
 
@@ -121,7 +121,19 @@ func (a *app) membersCommand() *cobra.Command {
 			},
 		}
 	}
-	transfer := &cobra.Command{
+	c.AddCommand(add,
+		one("promote", "Let a learner vote", func(id string) *apiv1.ChangeMemberRequest {
+			return &apiv1.ChangeMemberRequest{Change: &apiv1.ChangeMemberRequest_Promote{Promote: id}}
+		}),
+		one("remove", "Remove a controller", func(id string) *apiv1.ChangeMemberRequest {
+			return &apiv1.ChangeMemberRequest{Change: &apiv1.ChangeMemberRequest_Remove{Remove: id}}
+		}), a.transferCommand())
+	return c
+}
+
+// transferCommand is there twice: as a change of members, and where one looks for it in a hurry.
+func (a *app) transferCommand() *cobra.Command {
+	return &cobra.Command{
 		Use: "transfer [NAME|ID]", Short: "Make another controller the leader", Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.changeMember(c.Context(), func(members []*apiv1.Member) (*apiv1.ChangeMemberRequest, error) {
@@ -137,14 +149,6 @@ func (a *app) membersCommand() *cobra.Command {
 			})
 		},
 	}
-	c.AddCommand(add,
-		one("promote", "Let a learner vote", func(id string) *apiv1.ChangeMemberRequest {
-			return &apiv1.ChangeMemberRequest{Change: &apiv1.ChangeMemberRequest_Promote{Promote: id}}
-		}),
-		one("remove", "Remove a controller", func(id string) *apiv1.ChangeMemberRequest {
-			return &apiv1.ChangeMemberRequest{Change: &apiv1.ChangeMemberRequest_Remove{Remove: id}}
-		}), transfer)
-	return c
 }
 
 // member finds a controller by name or id.
