@@ -36,6 +36,8 @@ type partition struct {
 	all, upN []int
 	// head is the first job that did not fit in this pass; 0 if none.
 	head JobID
+	// behind is the sentence for those who wait behind it, once made.
+	behind string
 	// closed: nothing more starts here in this pass.
 	closed bool
 }

@@ -1,6 +1,7 @@
 package sched
 
 import (
+	"cmp"
 	"container/heap"
 	"maps"
 	"slices"
@@ -69,9 +70,20 @@ func (v *View) Plan(now Time, limits Limits) *Decisions {
 		v.work.candidates, v.work.blocked = make(bitset, words), make(bitset, words)
 	}
 	for _, part := range v.partitions {
-		part.head, part.closed = 0, false
+		part.head, part.behind, part.closed = 0, "", false
 	}
-	queue := make(classQueue, 0, len(v.classes))
+	p.run(v.order())
+	for _, r := range p.res {
+		p.dec.Reservations = append(p.dec.Reservations, r.public(p.x))
+	}
+	p.dec.NextWake = v.NextWake()
+	v.dirty = false
+	return p.dec
+}
+
+// order returns the classes that have a job to consider, by the order of their first jobs.
+func (v *View) order() []*class {
+	queue := make([]*class, 0, len(v.classes))
 	for _, c := range v.classes {
 		c.cursor = 0
 		c.verdict = verdict{first: Reason{Code: Priority}, rest: Reason{Code: Priority}}
@@ -80,28 +92,52 @@ func (v *View) Plan(now Time, limits Limits) *Decisions {
 			queue = append(queue, c)
 		}
 	}
-	heap.Init(&queue)
-	for len(queue) > 0 {
-		if len(p.dec.Placements) >= limits.Placements || p.dec.Considered >= limits.Tests || p.work >= limits.Work {
+	// Compact keys sort several times faster than pointers.
+	type key struct {
+		order uint64 // tier and priority, highest first
+		id    JobID
+		at    int32
+	}
+	keys := make([]key, len(queue))
+	for i, c := range queue {
+		keys[i] = key{^(uint64(c.tier)<<32 | uint64(c.headPriority)), c.headID, int32(i)}
+	}
+	slices.SortFunc(keys, func(a, b key) int {
+		if a.order != b.order {
+			return cmp.Compare(a.order, b.order)
+		}
+		return cmp.Compare(a.id, b.id)
+	})
+	sorted := make([]*class, len(queue))
+	for i, k := range keys {
+		sorted[i] = queue[k.at]
+	}
+	return sorted
+}
+
+// run considers jobs in order until all had their turn or a limit is reached. Most classes are done with their first job; those of which
+// one was placed wait for their next turn in a heap beside.
+func (p *pass) run(queue []*class) {
+	var again classQueue
+	for len(queue) > 0 || len(again) > 0 {
+		if len(p.dec.Placements) >= p.limits.Placements || p.dec.Considered >= p.limits.Tests || p.work >= p.limits.Work {
 			p.dec.Complete = false
-			break
+			return
 		}
-		c := queue[0]
-		if p.consider(c) {
-			if c.cursor++; c.cursor < len(c.queue) {
-				c.headPriority, c.headID = c.queue[c.cursor].Priority, c.queue[c.cursor].ID
-				heap.Fix(&queue, 0)
-				continue
-			}
+		var c *class
+		if len(again) > 0 && (len(queue) == 0 || headBefore(again[0], queue[0])) {
+			c = heap.Pop(&again).(*class)
+		} else {
+			c, queue = queue[0], queue[1:]
 		}
-		heap.Pop(&queue)
+		if !p.consider(c) {
+			continue
+		}
+		if c.cursor++; c.cursor < len(c.queue) {
+			c.headPriority, c.headID = c.queue[c.cursor].Priority, c.queue[c.cursor].ID
+			heap.Push(&again, c)
+		}
 	}
-	for _, r := range p.res {
-		p.dec.Reservations = append(p.dec.Reservations, r.public(p.x))
-	}
-	p.dec.NextWake = v.NextWake()
-	v.dirty = false
-	return p.dec
 }
 
 // consider tries the next job of a class in its partitions. It returns false if it does not fit: then nothing of its class does.

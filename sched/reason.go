@@ -263,8 +263,11 @@ func (p *pass) missing(shapes []classShape) string {
 // behind says whom a job waits for.
 func (p *pass) behind(shapes []classShape) string {
 	for i := range shapes {
-		if head := shapes[i].part.head; shapes[i].never.Code == None && head != 0 {
-			return fmt.Sprintf("waits behind job %d in partition %s", head, shapes[i].part.Name)
+		if part := shapes[i].part; shapes[i].never.Code == None && part.head != 0 {
+			if part.behind == "" {
+				part.behind = fmt.Sprintf("waits behind job %d in partition %s", part.head, part.Name)
+			}
+			return part.behind
 		}
 	}
 	return ""
