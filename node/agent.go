@@ -71,6 +71,8 @@ type Agent struct {
 	kernelBoot string
 	journal    *journal.Journal
 	accounts   *accounts
+	// forceAfter is the constant; tests have less patience.
+	forceAfter time.Duration
 
 	// work wakes the loop that reconciles; news wakes the loop that speaks with controllers.
 	work, news chan struct{}
@@ -79,6 +81,8 @@ type Agent struct {
 
 	mu       sync.Mutex
 	attempts map[attemptKey]*attempt
+	// stopped: Run has ended, and timers do nothing any more.
+	stopped bool
 	// changed is closed and replaced whenever something that readers may wait for has changed.
 	changed chan struct{}
 	control control
@@ -127,6 +131,7 @@ func Open(cfg Config) (*Agent, error) {
 		cfg: cfg, log: cfg.Log.With("node", cfg.Spec.GetName()), boot: cfg.Boot,
 		work: make(chan struct{}, 1), news: make(chan struct{}, 1), changed: make(chan struct{}),
 		attempts: make(map[attemptKey]*attempt), accounts: newAccounts(), sweepAt: keepCount + keepCount/10,
+		forceAfter: forceAfter,
 	}
 	if a.boot == nil {
 		a.boot = func() time.Duration { return time.Duration(run.BootNow()) }
@@ -198,6 +203,7 @@ func (a *Agent) lockDir() error {
 func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer a.wg.Wait()
+	defer a.stopTimers()
 	defer cancel()
 	a.adopt(ctx)
 	if err := a.join(ctx); err != nil {
@@ -218,16 +224,7 @@ func quiet(ctx context.Context, err error) error {
 
 // Close gives the directory up. Run must have returned.
 func (a *Agent) Close() error {
-	a.mu.Lock()
-	if a.sweep != nil {
-		a.sweep.Stop()
-	}
-	for _, at := range a.attempts {
-		for _, s := range at.steps {
-			s.closePort()
-		}
-	}
-	a.mu.Unlock()
+	a.stopTimers()
 	var errs []error
 	if a.journal != nil {
 		errs = append(errs, a.journal.Close())
@@ -236,6 +233,24 @@ func (a *Agent) Close() error {
 		errs = append(errs, a.lock.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// stopTimers lets go of what is not a file.
+func (a *Agent) stopTimers() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stopped = true
+	if a.sweep != nil {
+		a.sweep.Stop()
+	}
+	for _, at := range a.attempts {
+		for _, s := range at.steps {
+			s.closePort()
+			if s.force != nil {
+				s.force.Stop()
+			}
+		}
+	}
 }
 
 // poke wakes a loop; several pokes before it looks are one.
@@ -346,6 +361,7 @@ func (a *Agent) carryOut(ctx context.Context, action Action) {
 		s := at.steps[action.Step]
 		s.end = &ending{grace: time.Duration(action.GraceS) * time.Second, sentence: action.Sentence}
 		at.ended = at.ended || action.StepOrder == nil
+		a.armForce(s, s.end.grace+a.forceAfter)
 		s.cancelPrepare()
 		a.poke(s.kick)
 		a.touch()

@@ -3,8 +3,10 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -507,4 +509,104 @@ func TestInputReachesTheTask(t *testing.T) {
 	if _, err := l.a.Input(ctx, 20, 0, 0, 10, []byte("more"), false); !errors.Is(err, ErrStepOver) {
 		t.Errorf("input after the end gave %v", err)
 	}
+}
+
+// supervisorPID is that of a running step's supervisor.
+func supervisorPID(t *testing.T, a *Agent, job, step uint32) int {
+	t.Helper()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return int(a.find(job, 0, step).handle.State().GetPid())
+}
+
+func TestAStoppedSupervisorKeepsNothingAlive(t *testing.T) {
+	for _, how := range []string{"an order to end", "the deadline"} {
+		t.Run(how, func(t *testing.T) {
+			f, work := newFake(t), t.TempDir()
+			f.leaseMS = 600 // and a window of 2 s
+			l := f.begin(filepath.Join(t.TempDir(), "agent"), nil)
+			l.a.forceAfter = 100 * time.Millisecond
+			f.batch(21, work, "#!/bin/sh\necho $$ > pid\nexec sleep 100\n", func(d *nodev1.DesiredAttempt) { d.StopsItself, d.KillGraceS = true, 0 })
+			f.eventually("prepared", func() bool { return f.state(21, environ.BatchStep) == prepared })
+			f.want(21, running)
+			waitFor(t, func() bool { data, _ := os.ReadFile(filepath.Join(work, "pid")); return len(data) > 0 })
+			f.eventually("running", func() bool { return f.state(21, environ.BatchStep) == running })
+			if err := syscall.Kill(supervisorPID(t, l.a, 21, environ.BatchStep), syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			if how == "the deadline" {
+				f.update(func() { f.noGrants = true })
+			} else {
+				f.want(21, ended)
+			}
+			f.eventually("ended", func() bool { return f.ended(21, environ.BatchStep) != nil })
+			pid, err := strconv.Atoi(strings.TrimSpace(read(t, filepath.Join(work, "pid"))))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil && !strings.Contains(string(stat), ") Z ") {
+				t.Errorf("the task is still there: %s", stat)
+			}
+		})
+	}
+}
+
+func TestASupervisorThatNeverGetsReadyFailsThePrepare(t *testing.T) {
+	f := newFake(t)
+	hang := filepath.Join(t.TempDir(), "muster-supervisor")
+	if err := os.WriteFile(hang, []byte("#!/bin/sh\nmkfifo $1/fifo\nread x < $1/fifo\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f.prepareMS = 300
+	l := f.begin(filepath.Join(t.TempDir(), "agent"), func(c *Config) { c.Supervisor = hang })
+	l.a.forceAfter = 100 * time.Millisecond
+	f.batch(22, t.TempDir(), "#!/bin/sh\n", nil)
+	f.eventually("prepare failed", func() bool { return f.failed(22) != nil })
+	if p := f.failed(22); p.GetUsersFault() || !strings.Contains(p.GetSentence(), "did not become ready in time") {
+		t.Errorf("it said %v", p)
+	}
+	f.want(22, ended)
+	f.eventually("reaped", func() bool { return f.reaped(22) })
+}
+
+func TestAFullDiskFailsThePrepareAndLosesNoReport(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("a small file system can only be mounted by root")
+	}
+	f, dir, work := newFake(t), t.TempDir(), t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=512k"); err != nil {
+		t.Skipf("no small file system here: %v", err)
+	}
+	f.t.Cleanup(func() {
+		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	f.begin(filepath.Join(dir, "agent"), nil)
+	f.batch(23, work, "#!/bin/sh\nwhile [ ! -e go ]; do sleep 0.02; done\nexit 6\n", nil)
+	f.eventually("prepared", func() bool { return f.state(23, environ.BatchStep) == prepared })
+	f.want(23, running)
+	f.eventually("running", func() bool { return f.state(23, environ.BatchStep) == running })
+	ballast, err := os.Create(filepath.Join(dir, "ballast"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = ballast.Write(make([]byte, 1024))
+	}
+	if err := ballast.Close(); err != nil {
+		t.Fatal(err)
+	}
+	f.batch(24, work, "#!/bin/sh\n", nil)
+	f.eventually("prepare failed", func() bool { return f.failed(24) != nil })
+	if p := f.failed(24); p.GetUsersFault() || !strings.Contains(p.GetSentence(), "no space is left on the disk") {
+		t.Errorf("it said %v", p)
+	}
+	if err := os.WriteFile(filepath.Join(work, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(dir, "ballast")); err != nil {
+		t.Fatal(err)
+	}
+	f.eventually("its true end", func() bool { e := f.ended(23, environ.BatchStep); return e != nil && e.GetExits()[0].GetCode() == 6 })
 }

@@ -73,6 +73,7 @@ type fake struct {
 	epoch            uint32
 	rejoin           bool
 	leaseMS          uint32
+	prepareMS        uint32
 
 	reports  []*logv1.TaskReport
 	seen     map[string]bool
@@ -85,7 +86,7 @@ type fake struct {
 
 func newFake(t *testing.T) *fake {
 	return &fake{t: t, changed: make(chan struct{}), revision: 1, blobs: map[string][]byte{}, deaf: map[string]bool{},
-		down: map[string]bool{}, epoch: 1, leaseMS: 10_000, seen: map[string]bool{}}
+		down: map[string]bool{}, epoch: 1, leaseMS: 10_000, prepareMS: 20_000, seen: map[string]bool{}}
 }
 
 // update changes the fake's state and lets held Syncs go.
@@ -139,7 +140,7 @@ func (f *fake) Join(ctx context.Context, address string, req *nodev1.JoinRequest
 }
 
 func (f *fake) settings() *apiv1.Settings {
-	return &apiv1.Settings{LeaseMs: f.leaseMS, FenceWindowMs: 2000, PrepareTimeoutMs: 20_000}
+	return &apiv1.Settings{LeaseMs: f.leaseMS, FenceWindowMs: 2000, PrepareTimeoutMs: f.prepareMS}
 }
 
 func (f *fake) rev() *apiv1.Revision { return &apiv1.Revision{Incarnation: 1, Index: f.revision} }

@@ -58,6 +58,7 @@ func (a *Agent) takeGrant(g *nodev1.Grant) {
 	if !was {
 		a.poke(a.work) // what waited for a lease may start
 	}
+	a.watchDeadline()
 	for _, at := range a.attempts {
 		for _, s := range at.steps {
 			if s.record.GetOrder().GetStopsItself() && !s.phase.over() {

@@ -44,6 +44,11 @@ const (
 	commandTimeout = 10 * time.Second
 	// attachRetry is the pause before a supervisor that lives but does not answer is tried again.
 	attachRetry = 500 * time.Millisecond
+	// forceAfter is how long beyond the grace a supervisor may take to end its step before it is killed; forceAgain is
+	// the pause before that is done again; deadlineSlack is the same for a lease deadline, which knows no grace.
+	forceAfter    = 20 * time.Second
+	forceAgain    = 10 * time.Second
+	deadlineSlack = 500 * time.Millisecond
 	// leavePoll is the pause between looks whether the supervisor of an earlier placement has left.
 	leavePoll = 5 * time.Millisecond
 	// leftoverTimeout bounds one hunt for leftovers; it is repeated until none is left.

@@ -115,6 +115,7 @@ func (a *Agent) giveUp(s *step) {
 	}
 	s.failed = &prepareError{sentence: "the step's supervisor did not become ready in time; its log in " + s.dir + " says more"}
 	s.end = &ending{sentence: s.failed.sentence}
+	a.armForce(s, a.forceAfter)
 	a.poke(s.kick)
 }
 

@@ -37,6 +37,8 @@ type step struct {
 	adopted bool
 	// handle is the connection to its supervisor; nil while there is none.
 	handle *run.Handle
+	// force fires when the step should be over and is not.
+	force *time.Timer
 	// stop ends its preparation; nil when none is under way.
 	stop context.CancelFunc
 	// port is the listener that keeps the rendezvous port until the start.
@@ -329,6 +331,9 @@ func (a *Agent) finish(ctx context.Context, s *step, state *supervisorv1.StepSta
 	s.final = state
 	s.startNS = state.GetStartBootNs()
 	s.closePort()
+	if s.force != nil {
+		s.force.Stop()
+	}
 	s.phase = PhaseEnded
 	if s.failed != nil {
 		s.final = s.failed.state()
