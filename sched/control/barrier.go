@@ -42,9 +42,10 @@ type waiting struct {
 
 // gate is the memory of the barrier.
 type gate struct {
-	r  *reign
-	at *apiv1.Revision
-	mu sync.Mutex
+	r     *reign
+	clock func() time.Time
+	at    *apiv1.Revision
+	mu    sync.Mutex
 	// works is guarded by mu, and so are its values.
 	works map[workKey]*waiting
 	ended signal
@@ -52,7 +53,7 @@ type gate struct {
 
 // barrier is the duty that starts what is prepared on all its nodes, and ends what does not get ready in time.
 func (r *reign) barrier(ctx context.Context) error {
-	g := &gate{r: r, works: map[workKey]*waiting{}, ended: newSignal()}
+	g := &gate{r: r, clock: time.Now, works: map[workKey]*waiting{}, ended: newSignal()}
 	for ctx.Err() == nil {
 		changed := r.cfg.Replica.Changed()
 		next := g.round(ctx)
@@ -78,9 +79,8 @@ func (g *gate) round(ctx context.Context) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.follow(v)
-	at := time.Now()
+	at := g.clock()
 	next := barrierIdle
-	timeout := time.Duration(v.Settings().GetPrepareTimeoutMs()) * time.Millisecond
 	for key, w := range g.works {
 		if w.busy {
 			continue
@@ -89,17 +89,33 @@ func (g *gate) round(ctx context.Context) time.Duration {
 			next = min(next, wait)
 			continue
 		}
-		nodes := g.nodes(v, key)
-		switch missing := g.missing(key, w, nodes); {
-		case missing == 0 || g.r.cfg.Faults.StartUnprepared:
-			g.propose(ctx, key, w, g.start(key, w, nodes))
-		case at.Sub(w.since) >= timeout:
-			g.propose(ctx, key, w, g.giveUp(v, key, w, nodes, timeout))
-		default:
-			next = min(next, w.since.Add(timeout).Sub(at))
+		if cmd, wait := g.due(v, key, w, at); cmd != nil {
+			g.propose(ctx, key, w, cmd)
+		} else {
+			next = min(next, wait)
 		}
 	}
 	return next
+}
+
+// due returns the command that starts something or gives it up, or nil and when to look again.
+func (g *gate) due(v *fsm.View, key workKey, w *waiting, at time.Time) (*logv1.Command, time.Duration) {
+	timeout := time.Duration(v.Settings().GetPrepareTimeoutMs()) * time.Millisecond
+	nodes := g.nodes(v, key)
+	switch missing := g.missing(key, w, nodes); {
+	case missing == 0 || g.r.cfg.Faults.StartUnprepared:
+		return g.start(key, w, nodes), 0
+	case at.Sub(w.since) >= timeout:
+		return g.giveUp(v, key, w, nodes, timeout), 0
+	default:
+		return nil, w.since.Add(timeout).Sub(at)
+	}
+}
+
+// tried notes that a command about it was proposed: until the back-off is over it is not proposed again.
+func (w *waiting) tried(at time.Time) {
+	w.tries++
+	w.notUntil = at.Add(backoff(w.tries, startFirst, startMost))
 }
 
 // follow keeps works equal to what prepares in the state.
@@ -166,7 +182,7 @@ func (g *gate) watch(key workKey, prepares bool, fence *apiv1.Fence, seen map[wo
 		seen[key] = true
 	}
 	if w := g.works[key]; w == nil || w.fence.Placement != fence.Placement || w.fence.Incarnation != fence.Incarnation {
-		g.works[key] = &waiting{fence: fence, since: time.Now()}
+		g.works[key] = &waiting{fence: fence, since: g.clock()}
 	}
 }
 
@@ -282,9 +298,7 @@ func (g *gate) propose(ctx context.Context, key workKey, w *waiting, cmd *logv1.
 		result, err := g.r.decide(ctx, cmd)
 		g.mu.Lock()
 		w.busy = false
-		w.tries++
-		// After a success the next view no longer has it; until then it is not proposed again.
-		w.notUntil = time.Now().Add(backoff(w.tries, startFirst, startMost))
+		w.tried(g.clock()) // After a success the next view no longer has it; until then it is not proposed again.
 		g.mu.Unlock()
 		switch {
 		case ctx.Err() != nil:

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,7 +24,7 @@ func TestAGangStartsOnlyWhenEveryNodeIsPrepared(t *testing.T) {
 		r := newRig(t, nil, Faults{})
 		defer r.end()
 		agents := r.cluster(3)
-		agents[2].lazy = true
+		agents[2].lazy.Store(true)
 		id := r.submit(spec(3))
 		r.eventually(3*time.Millisecond, "placed", func() bool { return r.log.View().Attempt(id, 1) != nil })
 		time.Sleep(30 * time.Second)
@@ -31,7 +32,7 @@ func TestAGangStartsOnlyWhenEveryNodeIsPrepared(t *testing.T) {
 		if r.running(id)() {
 			t.Fatal("started though n3 is not prepared")
 		}
-		agents[2].lazy = false
+		agents[2].lazy.Store(false)
 		r.eventually(5*time.Second, "started", r.running(id))
 		a := r.log.View().Attempt(id, 1)
 		if len(a.Prepared) != 3 || a.Prepared[0].Port != 29500 || a.Prepared[2].Address != "n3" {
@@ -45,7 +46,7 @@ func TestStartingUnpreparedWouldBeSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, nil, Faults{StartUnprepared: true})
 		defer r.end()
-		r.cluster(2)[1].lazy = true
+		r.cluster(2)[1].lazy.Store(true)
 		id := r.submit(spec(2))
 		r.eventually(time.Second, "the bug starts it", r.running(id))
 	})
@@ -56,7 +57,7 @@ func TestALaunchThatNeverGetsReadyEndsWithTheNodesNamesAndWithoutAHotLoop(t *tes
 		r := newRig(t, nil, Faults{})
 		defer r.end()
 		agents := r.cluster(2)
-		agents[1].lazy = true
+		agents[1].lazy.Store(true)
 		id := r.submit(spec(2))
 		r.eventually(61*time.Second, "given up", func() bool {
 			a := r.log.View().Attempt(id, 1)
@@ -107,14 +108,14 @@ func TestALeaderChangeAmidTheBarrierGoesOn(t *testing.T) {
 		r := newRig(t, nil, Faults{})
 		defer r.end()
 		agents := r.cluster(2)
-		agents[1].lazy = true
+		agents[1].lazy.Store(true)
 		id := r.submit(spec(2))
 		r.eventually(time.Second, "placed", func() bool { return r.log.View().Attempt(id, 1) != nil })
 		r.depose()
 		if _, err := r.control.ReportLiveness(t.Context(), nil); !errors.Is(err, ErrNotLeading) {
 			t.Fatalf("a deposed leader answers %v", err)
 		}
-		agents[1].lazy = false
+		agents[1].lazy.Store(false)
 		r.lead()
 		r.eventually(4*time.Second, "started by the next leader", r.running(id))
 		if a := r.log.View().Attempt(id, 1); a.Fence.Placement != 1 || r.job(id).Status.Attempt != 1 {
@@ -226,7 +227,7 @@ func TestFortyPercentSilentLosesNothing(t *testing.T) {
 		for _, a := range agents[:3] {
 			a.stop()
 		}
-		agents[3].deaf = true // It is heard, but does not get its grants.
+		agents[3].deaf.Store(true) // It is heard, but does not get its grants.
 		time.Sleep(10 * time.Minute)
 		for n := range r.log.View().Nodes() {
 			if n.State != apiv1.NodeState_NODE_STATE_UP {
@@ -237,7 +238,7 @@ func TestFortyPercentSilentLosesNothing(t *testing.T) {
 		if s.OverdueNodes != 4 || len(s.Alarms) != 1 || !strings.Contains(s.Alarms[0], "4 of 10 nodes are overdue") {
 			t.Errorf("status %v", s)
 		}
-		agents[3].deaf = false
+		agents[3].deaf.Store(false)
 		if _, err := r.join("n1", "boot2", "new"); err != nil {
 			t.Fatal(err)
 		}
@@ -414,11 +415,26 @@ func TestTheMajorityOfDigestsIsRight(t *testing.T) {
 }
 
 type fakePeers struct {
+	mu     sync.Mutex
 	digest map[string]uint64
 	told   []string
 }
 
+func (p *fakePeers) heard() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.told)
+}
+
+func (p *fakePeers) answer(id string, digest uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.digest[id] = digest
+}
+
 func (p *fakePeers) Digest(_ context.Context, id string, _ uint64) (*peerv1.DigestResponse, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if d, ok := p.digest[id]; ok {
 		return &peerv1.DigestResponse{Digest: &d}, nil
 	}
@@ -426,6 +442,8 @@ func (p *fakePeers) Digest(_ context.Context, id string, _ uint64) (*peerv1.Dige
 }
 
 func (p *fakePeers) Quarantine(_ context.Context, id string, q *peerv1.QuarantineRequest) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.told = append(p.told, fmt.Sprintf("%s %d", id, q.Digest))
 	return nil
 }
@@ -440,9 +458,14 @@ func TestDigestsWithoutAMajorityBlockEveryDecision(t *testing.T) {
 		r.log.mu.Unlock()
 		r.depose()
 		peers := &fakePeers{digest: map[string]uint64{"c2": 7}}
+		var mu sync.Mutex
 		var said []string
 		r.control.cfg.Peers = peers
-		r.control.cfg.Block = func(sentence string) { said = append(said, sentence) }
+		r.control.cfg.Block = func(sentence string) {
+			mu.Lock()
+			defer mu.Unlock()
+			said = append(said, sentence)
+		}
 		r.lead()
 		r.eventually(30*time.Second, "blocked", func() bool { return len(r.control.Status().Alarms) == 1 })
 		places := r.log.count(&logv1.Command_Place{})
@@ -454,8 +477,10 @@ func TestDigestsWithoutAMajorityBlockEveryDecision(t *testing.T) {
 		if _, err := r.control.JoinNode(t.Context(), &peerv1.JoinNodeRequest{}); err == nil {
 			t.Error("joined while the states differ")
 		}
-		peers.digest["c3"] = 7
-		r.eventually(30*time.Second, "the majority decides", func() bool { return r.log.quarantined != "" })
+		peers.answer("c3", 7)
+		r.eventually(30*time.Second, "the majority decides", func() bool { return r.log.reason() != "" })
+		mu.Lock()
+		defer mu.Unlock()
 		if !strings.Contains(said[0], "no majority agrees") || said[len(said)-1] != "" {
 			t.Errorf("said %q", said)
 		}
@@ -474,9 +499,9 @@ func TestAMemberThatDiffersIsQuarantined(t *testing.T) {
 		peers := &mirrorPeers{log: r.log, wrong: "c3"}
 		r.control.cfg.Peers = peers
 		r.lead()
-		r.eventually(30*time.Second, "told", func() bool { return len(peers.fake.told) > 0 })
-		if !strings.HasPrefix(peers.fake.told[0], "c3 ") || r.log.quarantined != "" {
-			t.Errorf("told %v, self %q", peers.fake.told, r.log.quarantined)
+		r.eventually(30*time.Second, "told", func() bool { return len(peers.fake.heard()) > 0 })
+		if !strings.HasPrefix(peers.fake.heard()[0], "c3 ") || r.log.reason() != "" {
+			t.Errorf("told %v, self %q", peers.fake.heard(), r.log.reason())
 		}
 	})
 }
@@ -519,10 +544,12 @@ func TestAMemberThatRejoinedVotesAndItsFormerSelfIsRemoved(t *testing.T) {
 		r.log.mu.Unlock()
 		r.eventually(10*time.Second, "removed", func() bool { return len(r.log.Servers()) == 4 })
 		time.Sleep(time.Minute)
+		r.log.mu.Lock()
+		defer r.log.mu.Unlock()
 		if !slices.Equal(r.log.promoted, []string{"new"}) || !slices.Equal(r.log.removed, []string{"old"}) {
 			t.Errorf("promoted %v, removed %v", r.log.promoted, r.log.removed)
 		}
-		if r.log.View().Member("old") != nil {
+		if r.log.view.Member("old") != nil {
 			t.Error("the former self is still known")
 		}
 	})

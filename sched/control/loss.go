@@ -78,6 +78,18 @@ func (l *liveness) look(v *fsm.View, at time.Time) survey {
 	return s
 }
 
+// losing is the command that declares a node lost.
+func (s survey) losing(n *apiv1.Node) *logv1.Command {
+	return &logv1.Command{Op: &logv1.Command_LoseNode{LoseNode: &logv1.LoseNode{
+		Node: n.Number, Epoch: n.Epoch, Sentence: fmt.Sprintf("not heard of for %v", s.lost),
+	}}}
+}
+
+// fencing is the command that accounts for the attempts of a lost node that stop themselves.
+func fencing(n *apiv1.Node) *logv1.Command {
+	return &logv1.Command{Op: &logv1.Command_FenceNode{FenceNode: &logv1.FenceNode{Node: n.Number, Epoch: n.Epoch - 1}}}
+}
+
 // asserted tells whether an operator said that a node is dead: such a node is not counted among those that may be alive and silent.
 func asserted(n *apiv1.Node) bool { return n.Drain && n.ReasonBy != "" && n.ReasonBy != "muster" }
 
@@ -139,12 +151,10 @@ func (r *reign) loss(ctx context.Context) error {
 			})
 		}
 		for _, n := range s.lose {
-			declare(n, "lost", &logv1.Command{Op: &logv1.Command_LoseNode{LoseNode: &logv1.LoseNode{
-				Node: n.Number, Epoch: n.Epoch, Sentence: fmt.Sprintf("not heard of for %v", s.lost),
-			}}})
+			declare(n, "lost", s.losing(n))
 		}
 		for _, n := range s.fence {
-			declare(n, "fenced", &logv1.Command{Op: &logv1.Command_FenceNode{FenceNode: &logv1.FenceNode{Node: n.Number, Epoch: n.Epoch - 1}}})
+			declare(n, "fenced", fencing(n))
 		}
 		wg.Wait()
 		for number, until := range later {

@@ -121,9 +121,7 @@ func (p *planning) place(ctx context.Context, d *sched.Decisions, at sched.Time)
 	var wg sync.WaitGroup
 	for i := range d.Placements {
 		w := &d.Placements[i]
-		cmd := &logv1.Command{Op: &logv1.Command_Place{Place: &logv1.Place{
-			JobId: uint32(w.Job), Attempt: w.Attempt, PlacementNumber: 1, Placement: placement(w), Partition: w.Partition,
-		}}}
+		cmd := placing(w)
 		wg.Go(func() { results[i], errs[i] = p.r.decide(ctx, cmd) })
 	}
 	wg.Wait()
@@ -137,9 +135,7 @@ func (p *planning) place(ctx context.Context, d *sched.Decisions, at sched.Time)
 			p.again = time.Now().Add(failedWait)
 			p.mirror.view.Defer(w.Job, at+sched.Time(failedWait.Milliseconds()))
 		case results[i].GetRefusal() != nil:
-			p.refused[w.Job]++
-			wait := backoff(p.refused[w.Job], staleFirst, staleMost)
-			p.mirror.view.Defer(w.Job, at+sched.Time(wait.Milliseconds()))
+			wait := p.refuse(w.Job, at)
 			p.r.log.Info("a placement was refused", "job", w.Job, "attempt", w.Attempt,
 				"reason", results[i].Refusal.Reason, "sentence", results[i].Refusal.Sentence, "retry_in", wait)
 			index = max(index, results[i].GetRevision().GetIndex())
@@ -155,6 +151,35 @@ func (p *planning) place(ctx context.Context, d *sched.Decisions, at sched.Time)
 		}
 	}
 	return placed
+}
+
+// placing is the command that carries a placement out.
+func placing(w *sched.Placement) *logv1.Command {
+	return &logv1.Command{Op: &logv1.Command_Place{Place: &logv1.Place{
+		JobId: uint32(w.Job), Attempt: w.Attempt, PlacementNumber: 1, Placement: placement(w), Partition: w.Partition,
+	}}}
+}
+
+// refuse keeps a job whose placement was refused from being considered for a while, which it returns.
+func (p *planning) refuse(id sched.JobID, at sched.Time) time.Duration {
+	p.refused[id]++
+	wait := backoff(p.refused[id], staleFirst, staleMost)
+	p.mirror.view.Defer(id, at+sched.Time(wait.Milliseconds()))
+	return wait
+}
+
+// explanation is the command with the reasons that changed, nil if none did, and whether there are more.
+func explanation(d *sched.Decisions) (*logv1.ExplainJobs, bool) {
+	reasons, more := d.Changes(explainMost)
+	if len(reasons) == 0 {
+		return nil, false
+	}
+	cmd := &logv1.ExplainJobs{}
+	for id, reason := range reasons {
+		cmd.Reasons = append(cmd.Reasons, &logv1.JobReason{JobId: uint32(id), Reason: reasonOf[reason.Code], Sentence: reason.Sentence})
+	}
+	slices.SortFunc(cmd.Reasons, func(a, b *logv1.JobReason) int { return int(a.JobId) - int(b.JobId) })
+	return cmd, more
 }
 
 // explain writes the reasons that changed, if it is time, and returns when the planner is to look again.
@@ -179,15 +204,10 @@ func (p *planning) explain(ctx context.Context, d *sched.Decisions, at time.Time
 	if !d.Complete {
 		return wait // Jobs that had no turn would be told a reason that nobody looked for.
 	}
-	reasons, more := d.Changes(explainMost)
-	if len(reasons) == 0 {
+	cmd, more := explanation(d)
+	if cmd == nil {
 		return wait
 	}
-	cmd := &logv1.ExplainJobs{}
-	for id, reason := range reasons {
-		cmd.Reasons = append(cmd.Reasons, &logv1.JobReason{JobId: uint32(id), Reason: reasonOf[reason.Code], Sentence: reason.Sentence})
-	}
-	slices.SortFunc(cmd.Reasons, func(a, b *logv1.JobReason) int { return int(a.JobId) - int(b.JobId) })
 	p.explained = time.Now()
 	done := make(chan struct{})
 	p.explaining = done

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -127,7 +128,17 @@ func (l *fakeLog) DigestAt(index uint64) (uint64, bool) {
 	return d, ok
 }
 
-func (l *fakeLog) Quarantine(reason string) { l.quarantined = reason }
+func (l *fakeLog) Quarantine(reason string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.quarantined = reason
+}
+
+func (l *fakeLog) reason() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.quarantined
+}
 
 func (l *fakeLog) Servers() []replica.Server {
 	l.mu.Lock()
@@ -183,11 +194,11 @@ type agent struct {
 	sequence uint64
 	grant    uint64
 	// deaf: grants do not reach it.
-	deaf bool
+	deaf atomic.Bool
 	stop context.CancelFunc
 	ctx  context.Context
 	// lazy: it never gets ready.
-	lazy bool
+	lazy atomic.Bool
 }
 
 const script = "#!/bin/sh\ntrue\n"
@@ -340,7 +351,7 @@ func (a *agent) sync() {
 	b := &peerv1.Beat{Node: a.number, Epoch: a.epoch, Instance: a.instance, Sequence: a.sequence, LastGrant: a.grant}
 	v := a.r.log.View()
 	for at := range v.NodeAttempts(a.number) {
-		if at.State != apiv1.AttemptState_ATTEMPT_STATE_PREPARING || a.lazy {
+		if at.State != apiv1.AttemptState_ATTEMPT_STATE_PREPARING || a.lazy.Load() {
 			continue
 		}
 		actual := &nodev1.ActualAttempt{JobId: at.JobId, Fence: at.Fence, State: nodev1.WorkState_WORK_STATE_PREPARED, Address: a.name}
@@ -352,7 +363,7 @@ func (a *agent) sync() {
 	ctx, cancel := context.WithTimeout(a.ctx, time.Second)
 	defer cancel()
 	response, err := a.r.control.ReportLiveness(ctx, []*peerv1.Beat{b})
-	if err == nil && !slices.Contains(response.Refused, a.number) && !a.deaf {
+	if err == nil && !slices.Contains(response.Refused, a.number) && !a.deaf.Load() {
 		a.grant = b.Sequence
 	}
 }
