@@ -20,6 +20,10 @@ type desiredView interface {
 	Settings() *apiv1.Settings
 }
 
+// Desired returns everything that a node shall do, as a Sync answers it from a view. It is for simulations, which answer Syncs
+// without sockets.
+func Desired(view *fsm.View, number uint32) []*nodev1.DesiredAttempt { return desired(view, number) }
+
 // desired returns everything that a node shall do: one order for each attempt that is not accounted for there. It is a
 // pure function of the view and the number.
 func desired(view desiredView, number uint32) []*nodev1.DesiredAttempt {
