@@ -43,6 +43,9 @@ func (o *Option) spelling(between string) string {
 	case Required:
 		return name + between + o.Meta
 	case Optional:
+		if o.Meta == "" {
+			return name
+		}
 		return name + "[" + strings.TrimSpace(between) + o.Meta + "]"
 	case None:
 	}

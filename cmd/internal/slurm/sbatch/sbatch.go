@@ -80,13 +80,13 @@ func prepare(s *session.Session, table *option.Table, line *option.Set, words []
 	if err != nil {
 		return nil, err
 	}
-	if len(stray) > 0 {
-		return nil, &submit.Error{Text: "Invalid directive found in batch script: " + stray[0], Code: submit.CodeUsage}
-	}
 	o := submit.Merge(line, environment, script)
 	spec, err := submit.Job(o, submit.Caller{Dir: s.Dir, Host: s.Host, Umask: s.Umask, UID: s.UID, UserID: s.UserID, Now: s.Now()})
 	if err != nil {
 		return nil, err
+	}
+	if len(stray) > 0 {
+		return nil, &submit.Error{Text: "Invalid directive found in batch script: " + stray[0], Code: submit.CodeUsage}
 	}
 	spec.Kind = apiv1.JobKind_JOB_KIND_BATCH
 	if !o.Has("job-name") {

@@ -45,7 +45,7 @@ func common(env string) []option.Option {
 		{Long: "dependency", Short: 'd', Arity: required, Refused: laterDepend, Env: env + "DEPENDENCY"},
 		{Long: "distribution", Short: 'm', Arity: required, Meta: "block|cyclic", Help: "how ranks are laid out over nodes", Env: env + "DISTRIBUTION"},
 		{Long: "exclude", Short: 'x', Arity: required, Meta: "HOSTS", Help: "nodes that must not be used"},
-		{Long: "exclusive", Arity: optional, Meta: "user", Help: "whole nodes, shared with nobody", Env: env + "EXCLUSIVE"},
+		{Long: "exclusive", Arity: optional, Help: "whole nodes, shared with nobody", Env: env + "EXCLUSIVE"},
 		{Long: "extra", Arity: required, Refused: laterFeatures, Env: env + "EXTRA"},
 		{Long: "extra-node-info", Short: 'B', Arity: required, Refused: laterBinding},
 		{Long: "gid", Arity: required, Refused: "a job runs with the groups of its user"},

@@ -181,7 +181,7 @@ func Gres(s string) (kind string, count uint32, err error) {
 			switch {
 			case numeric && i == len(parts)-2:
 				n = number
-			case i == 0 && part != "":
+			case i == 0 && part != "" && part[0] != '-':
 				k = strings.ToLower(part)
 			default:
 				return "", 0, ErrGres
