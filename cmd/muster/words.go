@@ -16,10 +16,13 @@ const batchStep = 4294967291
 // jobState is the state as people know it: "RUNNING", "COMPLETING" while an ended job is not accounted for.
 func jobState(j *apiv1.Job) string {
 	state := strings.TrimPrefix(j.Status.GetState().String(), "JOB_STATE_")
-	if j.Status.GetCompleting() && state != "PENDING" {
-		return state + "+COMPLETING"
+	switch {
+	case !j.Status.GetCompleting() || state == "PENDING":
+		return state
+	case !ended(j):
+		return "COMPLETING"
 	}
-	return state
+	return state + "+COMPLETING"
 }
 
 // parseState reads a job state in any case, with the API's prefix or without.
