@@ -18,7 +18,7 @@ func usualSpec(i int) *apiv1.JobSpec {
 		Name: fmt.Sprintf("train-%d", i), Kind: apiv1.JobKind_JOB_KIND_BATCH, WorkDir: "/home/alice/project/experiments", Umask: 18,
 		ScriptBlob: hashOf([]byte(script)), EnvironmentBlob: hashOf([]byte("HOME=/home/alice")), SubmitHost: "login1",
 		CommandLine: "/home/alice/project/experiments/train.sh", StdoutPath: "slurm-%j.out", TimeLimitS: 3600, Requeue: true,
-		Resources: &apiv1.ResourceRequest{NodesMin: 2, NtasksPerNode: 8, CpusPerTask: 4, GpusPerNode: 8, MemoryPerNodeMb: 1000},
+		Resources:   &apiv1.ResourceRequest{NodesMin: 2, NtasksPerNode: 8, CpusPerTask: 4, GpusPerNode: 8, MemoryPerNodeMb: 1000},
 		TaskOptions: &apiv1.TaskOptions{KillOnBadExit: true},
 	}
 }
