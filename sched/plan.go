@@ -144,6 +144,7 @@ func (p *pass) run(queue []*class) {
 func (p *pass) consider(c *class) bool {
 	j := c.queue[c.cursor]
 	p.dec.Considered++
+	c.verdict.known = true
 	shapes := p.v.shapesOf(c)
 	end := endOf(p.now, j.TimeLimitS)
 	possible := false
@@ -161,7 +162,7 @@ func (p *pass) consider(c *class) bool {
 	}
 	if !possible {
 		r := worst(shapes)
-		c.verdict = verdict{first: r, rest: r}
+		c.verdict = verdict{known: true, first: r, rest: r}
 		return false
 	}
 	p.block(c, j, shapes)

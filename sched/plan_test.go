@@ -424,6 +424,30 @@ func TestShownReasonsDoNotMakeAViewDirty(t *testing.T) {
 	}
 }
 
+func TestAPassStopsAtItsLimitsAndLeavesTheRestAsItIs(t *testing.T) {
+	v := cluster(2, 8)
+	shown := Reason{Code: Resources, Sentence: "before"}
+	for id := JobID(1); id <= 10; id++ {
+		j := gang(id, 1, 8, 60+uint32(id))
+		j.Shown = shown
+		v.SetJob(j)
+	}
+	limits := DefaultLimits()
+	limits.Tests = 4
+	d := v.Plan(0, limits)
+	if d.Complete || len(d.Placements) != 2 || d.Considered != 4 {
+		t.Fatalf("%+v", d)
+	}
+	if d.Reason(3) == shown || d.Reason(9) != shown {
+		t.Errorf("reasons %v, %v", d.Reason(3), d.Reason(9))
+	}
+	limits = DefaultLimits()
+	limits.Placements = 1
+	if d := v.Plan(0, limits); d.Complete || len(d.Placements) != 1 {
+		t.Fatalf("%+v", d)
+	}
+}
+
 func TestNamesSortAsPeopleDo(t *testing.T) {
 	names := []string{"n10", "n2", "a", "n02", "n1", "n", "rack2-n1", "rack10-n1"}
 	slices.SortFunc(names, CompareNames)

@@ -38,6 +38,8 @@ type class struct {
 
 // verdict is what a pass found out about a class.
 type verdict struct {
+	// known: the class had its turn in this pass.
+	known bool
 	// first is for the job at the cursor, rest for those behind it.
 	first, rest Reason
 }

@@ -401,6 +401,9 @@ func (d *Decisions) reason(j *job) Reason {
 		return Reason{BeginTime, fmt.Sprintf("begins no earlier than %s", time.UnixMilli(int64(j.BeginAt)).UTC().Format("2006-01-02 15:04:05 MST"))}
 	}
 	c := j.class
+	if !c.verdict.known {
+		return j.Shown // The pass stopped before its turn.
+	}
 	if c.cursor < len(c.queue) && c.queue[c.cursor] == j {
 		return c.verdict.first
 	}

@@ -201,9 +201,6 @@ func (p *planning) explain(ctx context.Context, d *sched.Decisions, at time.Time
 	if due > 0 {
 		return min(wait, due)
 	}
-	if !d.Complete {
-		return wait // Jobs that had no turn would be told a reason that nobody looked for.
-	}
 	cmd, more := explanation(d)
 	if cmd == nil {
 		return wait
