@@ -82,7 +82,7 @@ func Table() *option.Table {
 		{Long: "usage", Arity: none, Help: "a short list of options"},
 		{Long: "use-local-uid", Arity: none, Help: "names of this host", Harmless: "names always come from the job or this host"},
 		{Long: "user", Same: "uid", Arity: required, Meta: "USERS"},
-		{Long: "verbose", Short: 'v', Arity: none, Help: "say more"},
+		{Long: "verbose", Short: 'v', Arity: none, Help: "say more", Harmless: "there is nothing more to say"},
 		{Long: "version", Short: 'V', Arity: none, Help: "the release of Slurm whose dialect is spoken"},
 		{Long: "wckeys", Short: 'W', Arity: required, Meta: "KEYS", Help: "jobs with these keys"},
 		{Long: "whole-hetjob", Arity: optional, Help: "all components of heterogeneous jobs", Harmless: "there are none yet", Meta: "yes|no"},

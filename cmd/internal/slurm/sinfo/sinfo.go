@@ -50,7 +50,7 @@ func Table() *option.Table {
 		{Long: "states", Short: 't', Arity: required, Meta: "STATES", Help: "nodes in these states (idle, mix, alloc, drain, down, comp)"},
 		{Long: "summarize", Short: 's', Arity: none, Help: "a line for each partition"},
 		{Long: "usage", Arity: none, Help: "a short list of options"},
-		{Long: "verbose", Short: 'v', Arity: none, Help: "say more"},
+		{Long: "verbose", Short: 'v', Arity: none, Help: "say more", Harmless: "there is nothing more to say"},
 		{Long: "version", Short: 'V', Arity: none, Help: "the release of Slurm whose dialect is spoken"},
 		{Long: "yaml", Arity: optional, Refused: "use --json"},
 	}}

@@ -43,7 +43,7 @@ func Table() *option.Table {
 		{Long: "steps", Short: 's', Arity: optional, Meta: "IDS", Help: "steps instead of jobs"},
 		{Long: "usage", Arity: none, Help: "a short list of options"},
 		{Long: "user", Short: 'u', Arity: required, Meta: "USERS", Help: "jobs of these users", Env: "SQUEUE_USERS"},
-		{Long: "verbose", Short: 'v', Arity: none, Help: "say more"},
+		{Long: "verbose", Short: 'v', Arity: none, Help: "say more", Harmless: "there is nothing more to say"},
 		{Long: "version", Short: 'V', Arity: none, Help: "the release of Slurm whose dialect is spoken"},
 		{Long: "yaml", Arity: optional, Refused: "use --json"},
 	}}

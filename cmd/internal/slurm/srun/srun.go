@@ -69,6 +69,10 @@ func Run(ctx context.Context, s *session.Session) int {
 		s.Errorf("Unable to allocate resources: Unable to contact the cluster\n%s", s.Sentence(err))
 		return submit.CodeRefused
 	}
+	if name := r.options.Text("clusters"); name != "" && !session.NamesCluster(name, cluster.ClusterName()) {
+		s.Errorf("'%s' can't be reached now, or it is an invalid entry for --cluster.\nThis is cluster %s; there is no other here.", name, cluster.ClusterName())
+		return submit.CodeRefused
+	}
 	if r.job != 0 {
 		return r.step(ctx, cluster)
 	}

@@ -100,7 +100,7 @@ func common(env string) []option.Option {
 		{Long: "spread-job", Arity: none, Refused: laterTopology, Env: env + "SPREAD_JOB"},
 		{Long: "stepmgr", Arity: none, Refused: never},
 		{Long: "switches", Arity: required, Refused: laterTopology, Env: env + "REQ_SWITCH"},
-		{Long: "tasks-per-node", Arity: required, Same: "ntasks-per-node"},
+		{Long: "tasks-per-node", Arity: required, Same: "ntasks-per-node", Meta: "N"},
 		{Long: "thread-spec", Arity: required, Refused: laterBinding, Env: env + "THREAD_SPEC"},
 		{Long: "threads-per-core", Arity: required, Refused: laterBinding, Env: env + "THREADS_PER_CORE"},
 		{Long: "time", Short: 't', Arity: required, Meta: "TIME", Help: "time limit (minutes, H:M:S, D-H:M:S)", Env: env + "TIMELIMIT"},
