@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -12,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+	"github.com/muster-hpc/muster/rpc"
 	"github.com/muster-hpc/muster/rpc/client"
 )
 
@@ -99,18 +98,18 @@ func (a *app) events(ctx context.Context, filter *apiv1.JobFilter, after *apiv1.
 func (a *app) watchOnce(ctx context.Context, c *client.Client, filter *apiv1.JobFilter, after *apiv1.Revision) (*apiv1.Revision, error) {
 	stream, err := c.Jobs().WatchJobs(ctx, &apiv1.WatchJobsRequest{Filter: filter, After: after})
 	if err != nil {
-		if noAnswer(err) {
-			return after, nil
+		if rpc.Reason(err) != "" && !noAnswer(err) {
+			return after, err
 		}
-		return after, err
+		return after, nil
 	}
 	defer stream.Close()
 	for {
 		change, err := stream.Receive()
-		if errors.Is(err, io.EOF) || err != nil && noAnswer(err) {
-			return after, nil
+		if err != nil && rpc.Reason(err) != "" && !noAnswer(err) {
+			return after, err // a controller said no
 		} else if err != nil {
-			return after, err
+			return after, nil // the controller ended or died, in the middle of a message perhaps
 		}
 		if change.Relist {
 			fmt.Fprintf(a.errOut, "muster: the cluster no longer remembers revision %s; the present state follows\n", formatRevision(after))
