@@ -29,7 +29,7 @@ is declared rather than detected. For trying things out, for tests, demonstratio
 	c.AddCommand(a.devUp(&dir), a.devStatus(&dir), a.devKill(&dir),
 		a.devSignal(&dir, "pause", "Stop a process with SIGSTOP", "paused", (*dev.Cluster).Pause),
 		a.devSignal(&dir, "resume", "Let a paused process go on (SIGCONT)", "resumed", (*dev.Cluster).Resume),
-		a.devStart(&dir), a.devEnv(&dir), a.devLogs(&dir), a.devDown(&dir), a.demoCommand())
+		a.devStart(&dir), a.devRejoin(&dir), a.devEnv(&dir), a.devLogs(&dir), a.devDown(&dir), a.demoCommand())
 	return c
 }
 
@@ -267,6 +267,23 @@ func (a *app) devStart(dir *string) *cobra.Command {
 				return err
 			}
 			return a.report(action, "started")
+		},
+	}
+}
+
+func (a *app) devRejoin(dir *string) *cobra.Command {
+	return &cobra.Command{
+		Use: "rejoin NAME", Short: "Rebuild a dead controller: set its state aside, come back as a new member", Args: exactlyOne("a name"),
+		RunE: func(c *cobra.Command, args []string) error {
+			cluster, err := dev.Open(*dir)
+			if err != nil {
+				return err
+			}
+			action, err := cluster.Rejoin(c.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return a.report(action, "rebuilt")
 		},
 	}
 }

@@ -190,10 +190,10 @@ func (c *Cluster) command(s *state, p *process) (string, []string, error) {
 			"--timing", s.Timing}
 		if first := s.controllers()[0]; p.Admitted {
 			return filepath.Join(s.Bin, "muster-controller"), args, nil
-		} else if p == first {
+		} else if p == first && !p.Rejoins {
 			return filepath.Join(s.Bin, "muster-controller"), append(args, "--bootstrap", filepath.Join(c.root(s), "configuration.json")), nil
 		}
-		return filepath.Join(s.Bin, "muster-controller"), append(args, "--join", s.controllers()[0].Listen), nil
+		return filepath.Join(s.Bin, "muster-controller"), append(args, "--join", strings.Join(s.others(p), ",")), nil
 	}
 	agent, supervisor := filepath.Join(s.Bin, "muster-agent"), filepath.Join(s.Bin, "muster-supervisor")
 	if s.AgentsPerProcess > 1 {

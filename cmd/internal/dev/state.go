@@ -43,6 +43,8 @@ type process struct {
 	Nodes  []node `json:"nodes,omitempty"`
 	// Admitted: the process has been ready once, so that a start needs neither --bootstrap nor --join.
 	Admitted bool `json:"admitted"`
+	// Rejoins: its state was set aside, so that it joins the others even if it once began the cluster.
+	Rejoins bool `json:"rejoins,omitempty"`
 	// Boot is the number of the declared boot of its nodes; PowerLost makes the next start a new one.
 	Boot      int  `json:"boot,omitempty"`
 	PowerLost bool `json:"power_lost,omitempty"`
