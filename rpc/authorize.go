@@ -21,6 +21,8 @@ type Rule struct {
 	Operator bool
 	// Local: answered on the agent's local socket only, where the kernel says who calls; never over the network.
 	Local bool
+	// Public: answered to anybody, known or not.
+	Public bool
 	// Finer says which further check follows, if one does.
 	Finer string
 }
@@ -38,6 +40,9 @@ var (
 	nodes     = Rule{Kinds: []apiv1.PrincipalKind{node}, Finer: "the node must be that of the certificate"}
 	members   = Rule{Kinds: []apiv1.PrincipalKind{member}}
 )
+
+// HealthCheckProcedure is gRPC's own health check, which probes call without credentials.
+const HealthCheckProcedure = "/grpc.health.v1.Health/Check"
 
 // table has a row for every procedure of every service. A call without a row is refused.
 var table = map[string]Rule{
@@ -75,6 +80,8 @@ var table = map[string]Rule{
 	peerv1connect.PeerServiceQuarantineProcedure:     members,
 	peerv1connect.PeerServiceChangeMemberProcedure:   members,
 	peerv1connect.PeerServiceStatusProcedure:         members,
+
+	HealthCheckProcedure: {Public: true},
 }
 
 // RuleOf returns the row of a procedure ("/muster.api.v1.JobService/GetJob").
@@ -90,6 +97,9 @@ func Authorize(procedure string, p *apiv1.Principal, settings *apiv1.Settings) e
 	if !ok {
 		return Refuse(connect.CodePermissionDenied, ReasonNotAllowed, procedure,
 			fmt.Sprintf("nobody may call %s: it has no row in the authorisation table", procedure))
+	}
+	if rule.Public {
+		return nil
 	}
 	if rule.Local {
 		return Refuse(connect.CodePermissionDenied, ReasonNotAllowed, procedure,

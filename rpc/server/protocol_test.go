@@ -94,6 +94,19 @@ func TestHealthAndReadiness(t *testing.T) {
 	}
 	web := &http.Client{Transport: &http.Transport{TLSClientConfig: rpc.CheckingTLS(roots, rpc.RoleController, "")}}
 	defer web.CloseIdleConnections()
+	grpcHealth := func() string {
+		t.Helper()
+		response, err := web.Post("https://"+c.members[0].address+rpc.HealthCheckProcedure, "application/json", strings.NewReader(`{"service":""}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		var answer struct{ Status string }
+		if err := json.NewDecoder(response.Body).Decode(&answer); err != nil {
+			t.Fatal(err)
+		}
+		return answer.Status
+	}
 	status := func(path string) int {
 		response, err := web.Get("https://" + c.members[0].address + path)
 		if err != nil {
@@ -105,6 +118,9 @@ func TestHealthAndReadiness(t *testing.T) {
 	if h, r := status("/healthz"), status("/readyz"); h != 200 || r != 200 {
 		t.Errorf("serving: %d, %d", h, r)
 	}
+	if got := grpcHealth(); got != "SERVING" {
+		t.Errorf("gRPC's health check says %q while serving", got)
+	}
 	c.elect(nil)
 	if h, r := status("/healthz"), status("/readyz"); h != 200 || r != 503 {
 		t.Errorf("without a leader: %d, %d", h, r)
@@ -112,6 +128,9 @@ func TestHealthAndReadiness(t *testing.T) {
 	c.members[0].Quarantine("damaged")
 	if h, r := status("/healthz"), status("/readyz"); h != 503 || r != 503 {
 		t.Errorf("quarantined: %d, %d", h, r)
+	}
+	if got := grpcHealth(); got != "NOT_SERVING" {
+		t.Errorf("gRPC's health check says %q in quarantine", got)
 	}
 }
 

@@ -152,6 +152,7 @@ func (s *Server) routes() http.Handler {
 	apiv1connect.RegisterClusterServiceHandler(services, clusterService{s})
 	nodev1connect.RegisterAgentServiceHandler(services, agentService{s})
 	peerv1connect.RegisterPeerServiceHandler(services, peerService{s})
+	s.registerHealth(services)
 	mux := http.NewServeMux()
 	connecthttp.Mount(mux, services,
 		connecthttp.WithReadMaxBytes(rpc.MaxRequestBytes),
@@ -206,7 +207,7 @@ func (s *Server) refuse(procedure string) error {
 	}
 	switch procedure {
 	case peerv1connect.PeerServiceStatusProcedure, peerv1connect.PeerServiceDigestProcedure,
-		peerv1connect.PeerServiceQuarantineProcedure:
+		peerv1connect.PeerServiceQuarantineProcedure, rpc.HealthCheckProcedure:
 		return nil
 	}
 	return rpc.Refuse(connect.CodeUnavailable, rpc.ReasonQuarantined, "controller "+s.self.GetName(),
@@ -234,33 +235,6 @@ func (s *Server) leaderAddress() string {
 		return s.self.GetApiAddress()
 	}
 	return s.peers.announced(leader.ID)
-}
-
-func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
-	if reason := s.replica.Quarantined(); reason != "" {
-		http.Error(w, "quarantined: "+reason, http.StatusServiceUnavailable)
-		return
-	}
-	fmt.Fprintln(w, "ok")
-}
-
-func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
-	select {
-	case <-s.draining:
-		http.Error(w, "leaving", http.StatusServiceUnavailable)
-		return
-	default:
-	}
-	switch reason := s.replica.Quarantined(); {
-	case reason != "":
-		http.Error(w, "quarantined: "+reason, http.StatusServiceUnavailable)
-	case s.replica.Leader().ID == "":
-		http.Error(w, "no leader is known", http.StatusServiceUnavailable)
-	case s.replica.View().ClusterID() == "":
-		http.Error(w, "the state has not arrived yet", http.StatusServiceUnavailable)
-	default:
-		fmt.Fprintln(w, "ready")
-	}
 }
 
 // NewHTTPServer returns the server for the one port: HTTP/1.1 and HTTP/2, without TLS too if there is none. The caller
