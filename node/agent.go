@@ -87,6 +87,8 @@ type Agent struct {
 	changed chan struct{}
 	control control
 	lease   lease
+	// highest is the highest job id of attempts that were forgotten: a restored cluster must not give it out again.
+	highest uint32
 	// sweep looks at finished attempts when it fires; sweepDue says that it did; sweepAt is the number of attempts at
 	// which that is done at once.
 	sweep    *time.Timer

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
 
@@ -609,4 +611,69 @@ func TestAFullDiskFailsThePrepareAndLosesNoReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.eventually("its true end", func() bool { e := f.ended(23, environ.BatchStep); return e != nil && e.GetExits()[0].GetCode() == 6 })
+}
+
+func TestAPreparedStepWhoseSupervisorDiesEndsAlsoWhenItWasStartedMeanwhile(t *testing.T) {
+	f := newFake(t)
+	start := time.Now()
+	l := f.begin(filepath.Join(t.TempDir(), "agent"), func(c *Config) {
+		c.Boot = func() time.Duration { return time.Duration(run.BootNow()) + time.Since(start)*20 } // 5 s pass in 0.25 s
+	})
+	f.batch(25, t.TempDir(), "#!/bin/sh\ntouch ran\n", nil)
+	f.eventually("prepared", func() bool { return f.state(25, environ.BatchStep) == prepared })
+	if err := syscall.Kill(supervisorPID(t, l.a, 25, environ.BatchStep), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	f.eventually("prepare failed", func() bool { return f.failed(25) != nil })
+	f.want(25, running) // the controllers had started it before they heard
+	f.eventually("its end", func() bool {
+		e := f.ended(25, environ.BatchStep)
+		return e != nil && e.GetExits()[0].GetLaunchError() != "" && e.GetExits()[0].GetCount() == 1
+	})
+}
+
+func TestFinishedAttemptsAreForgottenOldestFirstAndLiveOnesNever(t *testing.T) {
+	f, dir := newFake(t), filepath.Join(t.TempDir(), "agent")
+	l := f.begin(dir, nil)
+	f.batch(31, t.TempDir(), "#!/bin/sh\nsleep 100\n", nil)
+	f.eventually("prepared", func() bool { return f.state(31, environ.BatchStep) == prepared })
+	for _, job := range []uint32{32, 33} {
+		f.batch(job, t.TempDir(), "#!/bin/sh\n", nil)
+		f.eventually("prepared", func() bool { return f.state(job, environ.BatchStep) == prepared })
+		f.want(job, running)
+		f.finish(job)
+	}
+	f.update(func() { f.desired = nil })
+	f.eventually("settled", func() bool { return len(f.actual) == 1 && len(f.lastSync.GetReports()) == 0 })
+	age := func(job uint32, d time.Duration) {
+		l.a.mu.Lock()
+		defer l.a.mu.Unlock()
+		at := l.a.attempts[attemptKey{job, 1, 1, 1}]
+		at.record.ReapedTime = timestamppb.New(time.Now().Add(-d))
+	}
+	age(33, keepFinished/2)
+	age(32, 2*keepFinished)
+	l.a.mu.Lock()
+	l.a.sweepDue = true
+	l.a.mu.Unlock()
+	l.a.poke(l.a.work)
+	waitFor(t, func() bool {
+		_, err := os.Stat(filepath.Join(dir, "attempts", "32.1.1.1"))
+		return errors.Is(err, os.ErrNotExist)
+	})
+	if err := l.end(); err != nil {
+		t.Fatal(err)
+	}
+	l = f.begin(dir, nil)
+	for job, want := range map[uint32]bool{31: true, 32: false, 33: true} {
+		if _, ok := l.a.Step(job, 0, environ.BatchStep); ok != want {
+			t.Errorf("job %d is known: %t", job, ok)
+		}
+	}
+	f.eventually("joined", func() bool { return len(f.joins) == 2 })
+	if got := f.joins[1].GetHighestJobId(); got != 33 {
+		t.Errorf("the highest job id is %d", got)
+	}
+	f.batch(31, t.TempDir(), "", func(d *nodev1.DesiredAttempt) { d.Want = ended; d.Steps = nil })
+	f.eventually("reaped", func() bool { return f.reaped(31) })
 }

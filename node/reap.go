@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -107,7 +108,8 @@ func (a *Agent) planSweep() {
 	gone := a.sweepNow()
 	a.sweepAt = max(keepCount, len(a.attempts)) + keepCount/10
 	if len(gone) > 0 {
-		a.wg.Go(func() { a.remove(gone) })
+		highest := a.highest
+		a.wg.Go(func() { a.remove(gone, highest) })
 	}
 	if a.sweep == nil && len(a.attempts) > 0 {
 		a.planSweep()
@@ -175,6 +177,7 @@ func (a *Agent) sweepNow() []*attempt {
 		}
 		total -= at.bytes
 		gone = append(gone, at)
+		a.highest = max(a.highest, key.job)
 		delete(a.attempts, key)
 	}
 	return gone
@@ -198,8 +201,11 @@ func (at *attempt) measure() int64 {
 	return total
 }
 
-// remove deletes the files of attempts that were forgotten.
-func (a *Agent) remove(gone []*attempt) {
+// remove deletes the files of attempts that were forgotten, once the highest of their job ids is on disk.
+func (a *Agent) remove(gone []*attempt, highest uint32) {
+	if err := replaceFile(filepath.Join(a.cfg.Dir, highestFile), fmt.Appendln(nil, highest), true); err != nil {
+		a.log.Error("the highest job id could not be written", "err", err)
+	}
 	for _, at := range gone {
 		for _, s := range at.steps {
 			if s.dir == "" {

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -27,6 +28,9 @@ const (
 	recordFile   = "step"
 	reportedFile = "reported"
 )
+
+// highestFile in the agent's directory has the highest job id of attempts that were forgotten.
+const highestFile = "highest"
 
 func (a *Agent) stepsDir() string    { return filepath.Join(a.cfg.Dir, "steps") }
 func (a *Agent) attemptsDir() string { return filepath.Join(a.cfg.Dir, "attempts") }
@@ -132,8 +136,28 @@ func (a *Agent) markReported(dir string) {
 	}
 }
 
+// loadHighest reads the highest job id of attempts that were forgotten.
+func (a *Agent) loadHighest() error {
+	data, err := os.ReadFile(filepath.Join(a.cfg.Dir, highestFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the highest job id: %w", err)
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(string(data)), 10, 32)
+	if err != nil {
+		a.log.Warn("the highest job id cannot be read", "content", string(data), "err", err)
+	}
+	a.highest = uint32(n)
+	return nil
+}
+
 // load reads what earlier lives of the agent left.
 func (a *Agent) load() error {
+	if err := a.loadHighest(); err != nil {
+		return err
+	}
 	entries, err := os.ReadDir(a.attemptsDir())
 	if err != nil {
 		return fmt.Errorf("read the agent's records: %w", err)

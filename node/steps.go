@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"syscall"
 	"time"
 
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
@@ -351,7 +352,7 @@ func (a *Agent) finish(ctx context.Context, s *step, state *supervisorv1.StepSta
 // reportEnd puts the end of a step that is over into the journal; false if ctx ended before.
 func (a *Agent) reportEnd(ctx context.Context, s *step) bool {
 	a.mu.Lock()
-	report := s.endReport(a.cfg.Spec.GetName())
+	report := s.endReport(a.wanted(s))
 	a.mu.Unlock()
 	id, ok := a.append(ctx, report)
 	if !ok {
@@ -371,13 +372,29 @@ func (a *Agent) reportEnd(ctx context.Context, s *step) bool {
 	return true
 }
 
-// endReport is the report of a step that is over. a.mu is held.
-func (s *step) endReport(node string) *logv1.TaskReport {
-	order := s.record.GetOrder()
-	report := &logv1.TaskReport{JobId: s.key.job, Fence: order.GetFence()}
-	if s.phase == PhaseFailed {
-		failed := &logv1.PrepareFailed{StepId: proto.Uint32(s.id), Sentence: clip("node " + node + ": " + s.final.GetSentence()), UsersFault: s.final.GetUsersFault()}
-		report.Event = &logv1.TaskReport_PrepareFailed{PrepareFailed: failed}
+// wanted is what the controllers want of a step; UNSPECIFIED if they do not speak of it. a.mu is held.
+func (a *Agent) wanted(s *step) nodev1.WorkState {
+	for _, order := range a.control.desired {
+		if keyOf(order.GetJob().GetId(), order.GetFence()) != s.key {
+			continue
+		}
+		for _, want := range order.GetSteps() {
+			if want.GetStep().GetId() == s.id {
+				return want.GetWant()
+			}
+		}
+	}
+	return nodev1.WorkState_WORK_STATE_UNSPECIFIED
+}
+
+// endReport is the report of a step that is over. One that was not prepared is a failed prepare, unless it was prepared
+// once and has been started since: then its tasks have ended without having been executed. a.mu is held.
+func (s *step) endReport(wanted nodev1.WorkState) *logv1.TaskReport {
+	report := &logv1.TaskReport{JobId: s.key.job, Fence: s.record.GetOrder().GetFence()}
+	if s.phase == PhaseFailed && wanted != nodev1.WorkState_WORK_STATE_RUNNING {
+		report.Event = &logv1.TaskReport_PrepareFailed{PrepareFailed: &logv1.PrepareFailed{
+			StepId: proto.Uint32(s.id), Sentence: clip(s.final.GetSentence()), UsersFault: s.final.GetUsersFault(),
+		}}
 		return report
 	}
 	report.Event = &logv1.TaskReport_StepEnded{StepEnded: &logv1.StepEnded{
@@ -387,7 +404,7 @@ func (s *step) endReport(node string) *logv1.TaskReport {
 	return report
 }
 
-// exits folds the ends of the node's tasks into ranges. A task without one was never executed. a.mu is held.
+// exits folds the ends of the node's tasks into ranges. Tasks without one were never executed. a.mu is held.
 func (s *step) exits() []*apiv1.TaskExit {
 	byRank := make(map[uint32]*apiv1.TaskExit)
 	for _, task := range s.final.GetTasks() {
@@ -395,7 +412,11 @@ func (s *step) exits() []*apiv1.TaskExit {
 			byRank[task.GetRank()] = task.GetExit()
 		}
 	}
-	return foldExits(s.record.GetOrder().GetSteps()[0].GetRanks(), byRank, &apiv1.TaskExit{Signal: 15, EndedBySupervisor: true})
+	missing := &apiv1.TaskExit{Signal: uint32(syscall.SIGTERM), EndedBySupervisor: true}
+	if s.phase == PhaseFailed {
+		missing = &apiv1.TaskExit{Code: 1, EndedBySupervisor: true, LaunchError: s.final.GetSentence()}
+	}
+	return foldExits(s.record.GetOrder().GetSteps()[0].GetRanks(), byRank, missing)
 }
 
 // foldExits covers exactly the given ranks with ranges of tasks that ended alike.

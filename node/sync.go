@@ -412,11 +412,10 @@ func (at *attempt) settle(id uint32, now time.Duration) {
 
 // highestJob is the highest job id that the agent knows. a.mu is held.
 func (a *Agent) highestJob() uint32 {
-	var highest uint32
 	for key := range a.attempts {
-		highest = max(highest, key.job)
+		a.highest = max(a.highest, key.job)
 	}
-	return highest
+	return a.highest
 }
 
 // actual describes everything on the node that is not settled. a.mu is held.

@@ -98,13 +98,8 @@ func (a *Agent) Step(job, attempt, step uint32) (StepView, bool) {
 		}
 		view.Tasks = append(view.Tasks, t)
 	}
-	switch s.phase {
-	case PhaseEnded:
+	if view.Over {
 		view.Exits = s.exits()
-	case PhaseFailed:
-		missing := &apiv1.TaskExit{Code: 1, EndedBySupervisor: true, LaunchError: clip(s.final.GetSentence())}
-		view.Exits = foldExits(s.record.GetOrder().GetSteps()[0].GetRanks(), nil, missing)
-	case PhasePreparing, PhasePrepared, PhaseStarting, PhaseRunning:
 	}
 	return view, true
 }
