@@ -152,14 +152,17 @@ func Open(cfg Config) (*Agent, error) {
 }
 
 func (a *Agent) open() error {
-	for _, dir := range []string{a.cfg.Dir, a.stepsDir(), a.attemptsDir()} {
-		// Users' scripts lie below it: others may pass through, but not look around.
-		if err := os.MkdirAll(dir, 0o711); err != nil {
-			return fmt.Errorf("make the agent's directory: %w", err)
-		}
+	if err := openDir(a.cfg.Dir); err != nil {
+		return err
 	}
 	if err := a.lockDir(); err != nil {
 		return err
+	}
+	if err := openDir(a.stepsDir()); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(a.attemptsDir(), 0o700); err != nil {
+		return fmt.Errorf("make the agent's directory: %w", err)
 	}
 	var err error
 	if a.kernelBoot, err = run.BootID(); err != nil {
@@ -181,6 +184,22 @@ func (a *Agent) open() error {
 			"offset", damage.Offset, "bytes", damage.Bytes, "why", damage.Why)
 	}
 	return a.load()
+}
+
+// openDir makes a directory through which users reach the agent's socket and their scripts: others may pass through, but
+// not look around.
+func openDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return fmt.Errorf("make the agent's directory: %w", err)
+	}
+	info, err := os.Stat(dir)
+	if err == nil && info.Mode().Perm()&0o111 != 0o111 {
+		err = os.Chmod(dir, info.Mode().Perm()|0o111)
+	}
+	if err != nil {
+		return fmt.Errorf("let users through the agent's directory: %w", err)
+	}
+	return nil
 }
 
 func (a *Agent) lockDir() error {

@@ -677,3 +677,28 @@ func TestFinishedAttemptsAreForgottenOldestFirstAndLiveOnesNever(t *testing.T) {
 	f.batch(31, t.TempDir(), "", func(d *nodev1.DesiredAttempt) { d.Want = ended; d.Steps = nil })
 	f.eventually("reaped", func() bool { return f.reaped(31) })
 }
+
+func TestWorkRunsAsItsOwner(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can run work of others")
+	}
+	f, work, dir := newFake(t), t.TempDir(), filepath.Join(t.TempDir(), "agent")
+	if err := errors.Join(os.Chmod(filepath.Dir(work), 0o755), os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(work, 0o777), os.Mkdir(dir, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	f.begin(dir, nil)
+	f.batch(26, work, "#!/bin/sh\nid -u\nid -g\nls "+dir+"/steps 2>&1 | tail -1\ncat "+dir+"/steps/*/plan "+dir+"/steps/26.1.4294967291/plan 2>/dev/null | wc -c\n", func(d *nodev1.DesiredAttempt) {
+		d.Job.Owner = &apiv1.JobOwner{Uid: 65534, Gid: 65534, User: "nobody"}
+	})
+	f.eventually("prepared", func() bool { return f.state(26, environ.BatchStep) == prepared })
+	f.want(26, running)
+	f.finish(26)
+	out := strings.Split(read(t, filepath.Join(work, "slurm-26.out")), "\n")
+	if len(out) < 4 || out[0] != "65534" || out[1] != "65534" || !strings.Contains(out[2], "ermission denied") || strings.TrimSpace(out[3]) != "0" {
+		t.Errorf("it ran as and saw %q", out)
+	}
+	var st syscall.Stat_t
+	if err := syscall.Stat(filepath.Join(work, "slurm-26.out"), &st); err != nil || st.Uid != 65534 {
+		t.Errorf("the output belongs to user %d (%v)", st.Uid, err)
+	}
+}
