@@ -54,9 +54,6 @@ func (m *Machine) dispatch(cmd *logv1.Command) (*logv1.Result, error) {
 	case *logv1.Command_Bootstrap:
 		return m.bootstrap(op.Bootstrap), nil
 	default:
-		if m.faults.UnknownIsNoOp {
-			return &logv1.Result{}, nil
-		}
 		return nil, errors.New("it holds an operation that this program does not apply")
 	}
 }

@@ -40,6 +40,9 @@ func (m *Machine) command(index, term uint64, ordinal uint32, cmd *logv1.Command
 	m.cmd = cmd
 	m.rev = &apiv1.Revision{Incarnation: incarnation, Index: index, Ordinal: ordinal}
 
+	if m.faults.UnknownIsNoOp && cmd.Op == nil {
+		return &logv1.Result{Revision: m.rev}, nil
+	}
 	if refusal := m.gate(cmd, term); refusal != nil {
 		if m.s.Bootstrapped() {
 			m.s.Advance(m.rev, m.proposed(cmd))

@@ -215,7 +215,6 @@ func (m *Machine) updateNodes(r *apiv1.UpdateNodesRequest) *logv1.Result {
 		change, needsReason, on = func(n *apiv1.Node) { m.declareDown(n, r.Reason) }, true, c.Down
 	case *apiv1.UpdateNodesRequest_Fenced:
 		change, on = func(n *apiv1.Node) { m.declareFenced(n, r.Reason) }, c.Fenced
-	default:
 	}
 	if !on {
 		return refused(refuse("CHANGE_MISSING", "change", "the request does not say what to do with the nodes"))

@@ -1,0 +1,60 @@
+package fsm
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// picture writes everything the twin knows, to be compared with pictureOf.
+func (w *twin) picture() string {
+	var b strings.Builder
+	for _, id := range slices.Sorted(maps.Keys(w.jobs)) {
+		j := w.jobs[id]
+		completing := j.last() != nil && j.last().state == attemptEnding
+		fmt.Fprintf(&b, "job %d %s held=%d completing=%t restarts=%d failures=%d notBefore=%d\n", id, j.state, j.held, completing,
+			j.restarts, j.failures, j.notBefore)
+		for _, a := range j.attempts {
+			fmt.Fprintf(&b, " attempt %d.%d %s %s final=%s on %v step ended=%t ending=%t\n", a.number, a.placement, a.state, a.class,
+				a.final, slices.Sorted(maps.Keys(a.shares)), a.step.ended, a.step.ending)
+		}
+	}
+	for _, number := range slices.Sorted(maps.Keys(w.nodes)) {
+		n := w.nodes[number]
+		cpus, gpus, memory, _, _ := w.owners(number, nil)
+		fmt.Fprintf(&b, "node %d epoch=%d up=%t drain=%t failures=%d cpus=%x gpus=%x memory=%d\n", number, n.epoch, n.up, n.drain,
+			n.failures, cpus, gpus, memory)
+	}
+	return b.String()
+}
+
+func pictureOf(v *View) string {
+	var b strings.Builder
+	for j := range v.Jobs(0) {
+		s := j.Status
+		notBefore := int64(0)
+		if s.NotBefore != nil {
+			notBefore = s.NotBefore.AsTime().UnixMilli()
+		}
+		fmt.Fprintf(&b, "job %d %s held=%d completing=%t restarts=%d failures=%d notBefore=%d\n", j.Id, s.State, s.Held, s.Completing,
+			s.Restarts, s.LaunchFailures, notBefore)
+		for a := range v.Attempts(j.Id) {
+			id, _ := firstStepID(j.Spec.Kind)
+			step := v.Step(j.Id, a.Number, id)
+			fmt.Fprintf(&b, " attempt %d.%d %s %s final=%s on %v step ended=%t ending=%t\n", a.Number, a.Fence.Placement, a.State, a.Failure,
+				a.FinalState, slices.Sorted(slices.Values(a.Unaccounted)), StepEnded(step.State), step.Ending)
+		}
+	}
+	word := func(mask []uint64) uint64 {
+		if len(mask) == 0 {
+			return 0
+		}
+		return mask[0]
+	}
+	for n := range v.Nodes() {
+		fmt.Fprintf(&b, "node %d epoch=%d up=%t drain=%t failures=%d cpus=%x gpus=%x memory=%d\n", n.Number, n.Epoch, n.State == nodeUp, n.Drain,
+			n.LaunchFailures, word(n.CpusAllocatedMask), word(n.GpusAllocatedMask), n.MemoryAllocatedMb)
+	}
+	return b.String()
+}
