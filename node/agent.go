@@ -123,11 +123,11 @@ type attempt struct {
 	bytes int64
 }
 
-// DirInUse is the error of Open for a directory that another agent has.
-var DirInUse = errors.New("another agent uses the directory")
+// ErrDirInUse is the error of Open for a directory that another agent has.
+var ErrDirInUse = errors.New("another agent uses the directory")
 
 // Open takes possession of the directory, reads what earlier lives of the agent left there, and adopts nothing yet:
-// Run does. The error wraps DirInUse if another agent has the directory.
+// Run does. The error wraps ErrDirInUse if another agent has the directory.
 func Open(cfg Config) (*Agent, error) {
 	a := &Agent{
 		cfg: cfg, log: cfg.Log.With("node", cfg.Spec.GetName()), boot: cfg.Boot,
@@ -211,7 +211,7 @@ func (a *Agent) lockDir() error {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return fmt.Errorf("%w %s; stop the other one, or choose another --dir", DirInUse, a.cfg.Dir)
+			return fmt.Errorf("%w %s; stop the other one, or choose another --dir", ErrDirInUse, a.cfg.Dir)
 		}
 		return fmt.Errorf("lock the agent's directory %s: %w", a.cfg.Dir, err)
 	}

@@ -81,7 +81,6 @@ type fake struct {
 	syncs    []string
 	joins    []*nodev1.JoinRequest
 	lastSync *nodev1.SyncRequest
-	clock    func() time.Duration
 }
 
 func newFake(t *testing.T) *fake {

@@ -171,7 +171,7 @@ func (a *Agent) prepare(ctx context.Context, s *step) (*run.Handle, error) {
 
 // source is what a step runs, from the step's or, for a job's first program, the job's specification.
 type source struct {
-	args, scriptBlobArgs                 []string
+	args                                 []string
 	scriptBlob, environmentBlob, workDir string
 	stdinPath, stdoutPath, stderrPath    string
 	openAppend, batch                    bool

@@ -242,7 +242,7 @@ func (a *Agent) loadStep(dir string) error {
 	at.steps[s.id] = s
 	switch state, err := run.ReadResult(dir); {
 	case err == nil:
-		s.final, s.phase = state, PhaseEnded
+		s.final, s.phase, s.startNS = state, PhaseEnded, state.GetStartBootNs()
 		if state.GetPhase() == supervisorv1.Phase_PHASE_FAILED {
 			s.phase = PhaseFailed
 		}

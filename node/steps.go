@@ -330,7 +330,7 @@ func (a *Agent) discard(s *step) {
 func (a *Agent) finish(ctx context.Context, s *step, state *supervisorv1.StepState) bool {
 	a.mu.Lock()
 	s.final = state
-	s.startNS = state.GetStartBootNs()
+	s.startNS = max(s.startNS, state.GetStartBootNs())
 	s.closePort()
 	if s.force != nil {
 		s.force.Stop()
