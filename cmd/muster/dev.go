@@ -198,7 +198,7 @@ func (a *app) devKill(dir *string) *cobra.Command {
 	c := &cobra.Command{
 		Use: "kill NAME|leader", Short: "Kill a process with SIGKILL; a node with everything on it", Args: exactlyOne("a name, or leader"),
 		Long: `Kill a process with SIGKILL. A node dies with its agent, its supervisors and all tasks, as in a power loss: its next start is a new boot.
-With --agent-only just its agent dies, and its tasks go on.`,
+With --agent-only just its agent dies, and its tasks go on. With --json: {"name","role","pid","others","at"}, like pause, resume, start.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			cluster, err := dev.Open(*dir)
 			if err != nil {

@@ -269,7 +269,7 @@ func (s *show) kill(ctx context.Context, target string) error {
 	if err != nil {
 		return err
 	}
-	dead := time.Now()
+	dead := action.At
 	f.what = fmt.Sprintf("leader %s (process %d)", action.Name, action.Pid)
 	if target == victim {
 		f.what = fmt.Sprintf("agent of %s (process %d)", action.Name, action.Pid)

@@ -19,6 +19,8 @@ type Action struct {
 	Pid int `json:"pid"`
 	// Others is how many further processes (supervisors, tasks) were signalled.
 	Others int `json:"others"`
+	// At is the moment just before it was done to the process itself.
+	At time.Time `json:"at"`
 }
 
 // change resolves a name ("leader" too) and calls f with the lock held.
@@ -66,6 +68,7 @@ func (c *Cluster) Kill(ctx context.Context, name string, agentOnly bool) (a Acti
 				return err
 			}
 		}
+		a.At = time.Now()
 		if _, err := send(p.Pid, p.Start, syscall.SIGKILL); err != nil {
 			return err
 		}
@@ -94,7 +97,7 @@ func (c *Cluster) signal(ctx context.Context, name string, whole bool, signal sy
 		if whole && p.Role != RoleNode {
 			return fmt.Errorf("%s is a controller: --tree is for nodes", p.Name)
 		}
-		a = Action{Name: p.Name, Role: p.Role, Pid: p.Pid}
+		a = Action{Name: p.Name, Role: p.Role, Pid: p.Pid, At: time.Now()}
 		hit, err := send(p.Pid, p.Start, signal)
 		if err != nil {
 			return err
@@ -123,11 +126,12 @@ func (c *Cluster) Start(ctx context.Context, name string) (a Action, err error) 
 		if running(p.Pid, p.Start) {
 			return fmt.Errorf("%s runs already (process %d)", p.Name, p.Pid)
 		}
+		a.At = time.Now()
 		offset, err := c.startProcess(s, p)
 		if err != nil {
 			return err
 		}
-		a = Action{Name: p.Name, Role: p.Role, Pid: p.Pid}
+		a.Name, a.Role, a.Pid = p.Name, p.Role, p.Pid
 		return c.admit(ctx, s, p, offset)
 	})
 	return a, err

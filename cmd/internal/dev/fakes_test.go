@@ -60,6 +60,18 @@ type fakeCluster struct {
 	root string
 }
 
+// findOneOf ends the program if none of the addresses answers.
+func (f fakeCluster) findOneOf(addresses []string) {
+	for _, address := range addresses {
+		if conn, err := net.Dial("tcp", address); err == nil {
+			conn.Close()
+			return
+		}
+	}
+	fmt.Println("nobody answers at", addresses)
+	os.Exit(1)
+}
+
 func (f fakeCluster) path(kind, name string) string {
 	return filepath.Join(f.root, "fake-"+kind+"-"+name)
 }
@@ -114,7 +126,7 @@ func fakeController(flags map[string]string) {
 		must(os.ReadFile(flags["bootstrap"]))
 		must(0, os.WriteFile(f.path("voter", flags["name"]), nil, 0o600))
 	case flags["join"] != "":
-		must(net.Dial("tcp", flags["join"])).Close()
+		f.findOneOf(strings.Split(flags["join"], ","))
 	case known != nil:
 		fmt.Println("I have neither state nor anybody to join")
 		os.Exit(1)
