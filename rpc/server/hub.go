@@ -19,6 +19,7 @@ type hub struct {
 	mu    sync.Mutex
 	nodes map[uint32]map[*waiter]struct{}
 	jobs  map[uint32]map[*waiter]struct{}
+	last  *apiv1.Revision // up to which everybody concerned was woken
 }
 
 // waiter is woken through a channel of capacity one.
@@ -60,12 +61,9 @@ func (w *waiter) poke() {
 }
 
 func (h *hub) run(ctx context.Context) {
-	last := h.replica.View().Revision()
 	for {
 		changed := h.replica.Changed() // before View, so that no publication is missed
-		view := h.replica.View()
-		h.publish(last, view)
-		last = view.Revision()
+		h.publish(h.replica.View())
 		select {
 		case <-changed:
 		case <-ctx.Done():
@@ -74,13 +72,15 @@ func (h *hub) run(ctx context.Context) {
 	}
 }
 
-// publish wakes whoever waits for something that changed between last and view.
-func (h *hub) publish(last *apiv1.Revision, view *fsm.View) {
+// publish wakes whoever waits for something that changed since the view before.
+func (h *hub) publish(view *fsm.View) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	last := h.last
+	h.last = view.Revision()
 	if fsm.CompareRevisions(last, view.Revision()) == 0 {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
 	changes, known := view.ChangedSince(last)
 	if !known { // after a restored snapshot: everybody looks
 		wakeAll(h.nodes)
@@ -96,9 +96,6 @@ func (h *hub) publish(last *apiv1.Revision, view *fsm.View) {
 	}
 	if len(h.jobs) > 0 {
 		for change := range changes {
-			if change.Job == 0 {
-				continue
-			}
 			for w := range h.jobs[change.Job] {
 				w.poke()
 			}
