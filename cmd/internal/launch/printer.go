@@ -123,7 +123,8 @@ func (p *printer) message(format string, args ...any) {
 	p.put(nodev1.OutputStream_OUTPUT_STREAM_STDERR, fmt.Appendf(nil, p.options.Program+": "+format+"\n", args...))
 }
 
-// report says how the tasks of a node ended, a line for each kind of end; good ends are not mentioned.
+// report says how the tasks of a node ended, a line for each kind of end; good ends are not mentioned. Why a program could
+// not be executed is in the task's stderr already, where the supervisor wrote it.
 func (p *printer) report(node string, exits []*apiv1.TaskExit) {
 	if p.options.Quiet {
 		return
@@ -137,11 +138,6 @@ func (p *printer) report(node string, exits []*apiv1.TaskExit) {
 		}
 		if ranks[text] == nil {
 			order = append(order, text)
-			if launch := exit.GetLaunchError(); launch != "" {
-				p.mu.Lock()
-				p.put(nodev1.OutputStream_OUTPUT_STREAM_STDERR, fmt.Appendf(nil, "slurmstepd-%s: error: %s\n", node, launch))
-				p.mu.Unlock()
-			}
 		}
 		ranks[text] = append(ranks[text], exit)
 	}

@@ -23,6 +23,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -41,6 +42,9 @@ var commands = map[string]func(context.Context, *session.Session) int{
 	"sacct": sacct.Run, "sbatch": sbatch.Run, "scancel": scancel.Run, "scontrol": scontrol.Run, "sinfo": sinfo.Run,
 	"squeue": squeue.Run, "srun": srun.Run,
 }
+
+// gcPercent is how much a command's heap may grow between two collections; a row of docs/limits.md.
+const gcPercent = 400
 
 // Names lists the commands, sorted.
 func Names() []string {
@@ -66,5 +70,7 @@ func Main(args []string) int {
 		fmt.Fprintf(os.Stderr, "muster-slurm: call it by the name of a command, through a link or as the first argument: %s\n", strings.Join(Names(), " "))
 		return 2
 	}
+	// A command lives for milliseconds, or holds one listing: collecting garbage early only costs time.
+	debug.SetGCPercent(gcPercent)
 	return run(context.Background(), session.Real(name, rest))
 }
