@@ -264,22 +264,27 @@ func (s *site) run(t *testing.T, node string, job uint32, command string) {
 			Step: &apiv1.Step{JobId: job, NumTasks: 1, NodeList: node, Spec: &apiv1.StepSpec{Args: []string{"/bin/sh", "-c", command}, WorkDir: "/tmp"}}}},
 	}
 	s.change(func() { s.desired[node] = append(s.desired[node], d) })
-	deadline := time.Now().Add(20 * time.Second)
-	for {
-		s.mu.Lock()
-		ready := len(s.actual[node]) > 0 && s.actual[node][0].GetState() == nodev1.WorkState_WORK_STATE_PREPARED
-		s.mu.Unlock()
-		if ready {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the node never prepared")
-		}
-		time.Sleep(5 * time.Millisecond) // what the controller saw has no channel
-	}
+	s.await(t, node, nodev1.WorkState_WORK_STATE_PREPARED)
 	s.change(func() {
 		d.Want, d.Steps[0].Want = nodev1.WorkState_WORK_STATE_RUNNING, nodev1.WorkState_WORK_STATE_RUNNING
 	})
+}
+
+// await waits until the first step of the node's first attempt is that far.
+func (s *site) await(t *testing.T, node string, state nodev1.WorkState) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		s.mu.Lock()
+		there := len(s.actual[node]) > 0 && len(s.actual[node][0].GetSteps()) > 0 && s.actual[node][0].GetSteps()[0].GetState() == state
+		s.mu.Unlock()
+		if there {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the step on %s never was %s", node, state)
+		}
+		time.Sleep(5 * time.Millisecond) // what the controller saw has no channel
+	}
 }
 
 func TestManyNodesLiveInOneProcess(t *testing.T) {
@@ -306,6 +311,7 @@ func TestManyNodesLiveInOneProcess(t *testing.T) {
 		t.Errorf("%d nodes got ready", len(seen))
 	}
 	s.run(t, "n7", 1, "true")
+	s.await(t, "n7", nodev1.WorkState_WORK_STATE_ENDED)
 	a.stop()
 	if code := <-a.code; code != 0 {
 		t.Errorf("it ended with %d: %s", code, a.stderr)
