@@ -119,9 +119,9 @@ func TestAJobOfItsOwnWaitsAndRuns(t *testing.T) {
 		c := twoAgents(t, &slurmtest.Agent{Pieces: []*nodev1.ReadOutputResponse{slurmtest.Out(0, 0, "n1\n")}, Exits: slurmtest.Ends(0, 1, 0, 0)}, &slurmtest.Agent{Exits: slurmtest.Ends(1, 1, 0, 0)})
 		go func() {
 			time.Sleep(2 * time.Second) // virtual
-			c.Shares[21] = c.Shares[6]
-			c.StepList = append(c.StepList, &apiv1.Step{JobId: 21, Attempt: 1, State: apiv1.StepState_STEP_STATE_RUNNING, NumTasks: 2})
 			c.Change(21, func(j *apiv1.Job) {
+				c.Shares[21] = c.Shares[6]
+				c.StepList = append(c.StepList, &apiv1.Step{JobId: 21, Attempt: 1, State: apiv1.StepState_STEP_STATE_RUNNING, NumTasks: 2})
 				j.Status.State, j.Status.Attempt = apiv1.JobState_JOB_STATE_CONFIGURING, 1
 			})
 		}()
@@ -147,9 +147,11 @@ func TestAnAttemptThatNeverRanIsFollowedByTheNext(t *testing.T) {
 		}
 		go func() {
 			time.Sleep(time.Second) // virtual
-			c.Shares[21] = c.Shares[6]
-			c.StepList = []*apiv1.Step{{JobId: 21, Attempt: 2, State: apiv1.StepState_STEP_STATE_RUNNING, NumTasks: 2}}
-			c.Change(21, func(j *apiv1.Job) { j.Status.Attempt = 2 })
+			c.Change(21, func(j *apiv1.Job) {
+				c.Shares[21] = c.Shares[6]
+				c.StepList = []*apiv1.Step{{JobId: 21, Attempt: 2, State: apiv1.StepState_STEP_STATE_RUNNING, NumTasks: 2}}
+				j.Status.Attempt = 2
+			})
 		}()
 		if got := try(t, c, nil, "x"); got.Code != 3 {
 			t.Errorf("%+v", got)
