@@ -1,7 +1,6 @@
 package sched
 
 import (
-	"cmp"
 	"container/heap"
 	"maps"
 	"slices"
@@ -13,7 +12,8 @@ type Decisions struct {
 	Placements []Placement
 	// Considered is the number of jobs tried against the nodes.
 	Considered int
-	// Complete is false if the pass stopped at one of its Limits before every job had its turn.
+	// Complete is false if the pass stopped at one of its Limits and not every job has had its turn since the view changed last: the next
+	// Plan goes on with those behind the limit. It tells of all passes since that change, not only of this one.
 	Complete bool
 	// NextWake is when a job that waits for its time may be considered; Never if there is none.
 	NextWake Time
@@ -46,6 +46,7 @@ type pass struct {
 	later  map[int][]hold
 	failed map[needKey][]failure
 	dec    *Decisions
+	sweep  sweep
 }
 
 // scratch is memory that passes use again.
@@ -64,7 +65,8 @@ func (v *View) Plan(now Time, limits Limits) *Decisions {
 		v.rebuild()
 	}
 	p := &pass{v: v, x: v.idx, st: &v.work.st, now: now, limits: limits, later: map[int][]hold{}, failed: map[needKey][]failure{},
-		dec: &Decisions{Complete: true, view: v, placed: map[JobID]bool{}}}
+		dec: &Decisions{view: v, placed: map[JobID]bool{}}}
+	v.begin()
 	p.st.copyFrom(&v.idx.base)
 	if words := len(newBitset(len(p.x.nodes))); len(v.work.candidates) != words {
 		v.work.candidates, v.work.blocked = make(bitset, words), make(bitset, words)
@@ -77,7 +79,7 @@ func (v *View) Plan(now Time, limits Limits) *Decisions {
 		p.dec.Reservations = append(p.dec.Reservations, r.public(p.x))
 	}
 	p.dec.NextWake = v.NextWake()
-	v.dirty = false
+	v.dirty, v.reuse = false, len(p.dec.Placements) == 0
 	return p.dec
 }
 
@@ -86,7 +88,9 @@ func (v *View) order() []*class {
 	queue := make([]*class, 0, len(v.classes))
 	for _, c := range v.classes {
 		c.cursor = 0
-		c.verdict = verdict{first: Reason{Code: Priority}, rest: Reason{Code: Priority}}
+		if !v.reuse {
+			c.verdict = verdict{first: Reason{Code: Priority}, rest: Reason{Code: Priority}}
+		}
 		if len(c.queue) > 0 {
 			c.headPriority, c.headID = c.queue[0].Priority, c.queue[0].ID
 			queue = append(queue, c)
@@ -94,20 +98,14 @@ func (v *View) order() []*class {
 	}
 	// Compact keys sort several times faster than pointers.
 	type key struct {
-		order uint64 // tier and priority, highest first
-		id    JobID
-		at    int32
+		position
+		at int32
 	}
 	keys := make([]key, len(queue))
 	for i, c := range queue {
-		keys[i] = key{^(uint64(c.tier)<<32 | uint64(c.headPriority)), c.headID, int32(i)}
+		keys[i] = key{c.position(), int32(i)}
 	}
-	slices.SortFunc(keys, func(a, b key) int {
-		if a.order != b.order {
-			return cmp.Compare(a.order, b.order)
-		}
-		return cmp.Compare(a.id, b.id)
-	})
+	slices.SortFunc(keys, func(a, b key) int { return a.compare(b.position) })
 	sorted := make([]*class, len(queue))
 	for i, k := range keys {
 		sorted[i] = queue[k.at]
@@ -119,18 +117,25 @@ func (v *View) order() []*class {
 // one was placed wait for their next turn in a heap beside.
 func (p *pass) run(queue []*class) {
 	var again classQueue
+	p.beginSweep()
 	for len(queue) > 0 || len(again) > 0 {
-		if len(p.dec.Placements) >= p.limits.Placements || p.dec.Considered >= p.limits.Tests || p.work >= p.limits.Work {
-			p.dec.Complete = false
+		later := len(again) > 0 && (len(queue) == 0 || headBefore(again[0], queue[0]))
+		var c *class
+		if later {
+			c = again[0]
+		} else {
+			c = queue[0]
+		}
+		turn := p.turn(c)
+		if turn == turnEnds {
 			return
 		}
-		var c *class
-		if len(again) > 0 && (len(queue) == 0 || headBefore(again[0], queue[0])) {
-			c = heap.Pop(&again).(*class)
+		if later {
+			heap.Pop(&again)
 		} else {
-			c, queue = queue[0], queue[1:]
+			queue = queue[1:]
 		}
-		if !p.consider(c) {
+		if turn == turnSkips || !p.consider(c) {
 			continue
 		}
 		if c.cursor++; c.cursor < len(c.queue) {
@@ -138,6 +143,7 @@ func (p *pass) run(queue []*class) {
 			heap.Push(&again, c)
 		}
 	}
+	p.endSweep()
 }
 
 // consider tries the next job of a class in its partitions. It returns false if it does not fit: then nothing of its class does.

@@ -180,7 +180,8 @@ type Reason struct {
 	Sentence string
 }
 
-// Limits bound one pass.
+// Limits bound one pass. A pass that stops at Tests or Work is gone on with by the next: half of these is for the front of the order then,
+// and the rest for where the last pass stopped; each pass considers at least one job, and the first of every partition.
 type Limits struct {
 	// Placements is the most jobs placed.
 	Placements int

@@ -22,6 +22,12 @@ type View struct {
 	dirty bool
 	idx   *index
 	work  scratch
+	// resume is where the last pass stopped at a limit; the front if it did not. laps is how many times the end must still be reached until
+	// every job has had its turn since the last change.
+	resume position
+	laps   int
+	// reuse: what the last pass found out about classes holds still.
+	reuse bool
 }
 
 // node is a machine with what the index keeps of it.

@@ -16,6 +16,7 @@ import (
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	logv1 "github.com/muster-hpc/muster/proto/muster/log/v1"
 	peerv1 "github.com/muster-hpc/muster/proto/muster/peer/v1"
+	"github.com/muster-hpc/muster/sched"
 )
 
 // ErrNotLeading is returned where this controller does not lead (any more). Ask the leader; nothing was granted or decided.
@@ -90,13 +91,14 @@ type Config struct {
 // Control leads when told to. Its methods may be called at any time from any goroutine.
 type Control struct {
 	cfg    Config
+	limits sched.Limits // of a pass; only tests change them
 	mu     sync.Mutex
 	reign  *reign
 	status apiv1.SchedulerStatus // of the last reign; guarded by mu
 }
 
 // New returns a Control that does not lead yet. It starts nothing.
-func New(cfg Config) *Control { return &Control{cfg: cfg} }
+func New(cfg Config) *Control { return &Control{cfg: cfg, limits: sched.DefaultLimits()} }
 
 // reign is one term of leadership and all that is remembered in it.
 type reign struct {

@@ -30,7 +30,7 @@ type Manual struct {
 
 // NewManual begins a term. id is the member that leads, began the time at which every lease counts as granted.
 func NewManual(id string, term uint64, began time.Time, faults Faults) *Manual {
-	c := &Control{cfg: Config{Log: slog.New(slog.DiscardHandler), Faults: faults}}
+	c := New(Config{Log: slog.New(slog.DiscardHandler), Faults: faults})
 	m := &Manual{at: began, waits: map[sched.JobID]bool{}, retry: map[uint32]time.Time{}}
 	m.r = &reign{
 		c: c, cfg: &c.cfg, log: c.cfg.Log.With("member", id), term: term, began: began, nodes: newLiveness(began), suspects: newSignal(),
@@ -55,8 +55,8 @@ func (m *Manual) Plan(v *fsm.View, at time.Time) []*logv1.Command {
 	}
 	p.suspect()
 	view, now := p.mirror.view, sched.Time(at.UnixMilli())
-	if m.last == nil || view.Dirty() || view.NextWake() <= now {
-		m.last = view.Plan(now, sched.DefaultLimits())
+	if m.last == nil || !m.last.Complete || view.Dirty() || view.NextWake() <= now {
+		m.last = view.Plan(now, p.r.c.limits)
 	}
 	var commands []*logv1.Command
 	for i := range m.last.Placements {
@@ -68,7 +68,7 @@ func (m *Manual) Plan(v *fsm.View, at time.Time) []*logv1.Command {
 		m.last = nil
 		return commands
 	}
-	if m.last.Complete && at.Sub(p.explained) >= explainEvery {
+	if at.Sub(p.explained) >= explainEvery {
 		if reasons, _ := explanation(m.last); reasons != nil {
 			p.explained = at
 			return []*logv1.Command{m.decided(&logv1.Command{Op: &logv1.Command_ExplainJobs{ExplainJobs: reasons}})}

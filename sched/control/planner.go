@@ -20,6 +20,8 @@ const (
 	staleFirst, staleMost = 20 * time.Millisecond, 5 * time.Second
 	// failedWait is the pause after a proposal failed with an error: leadership may be going.
 	failedWait = 100 * time.Millisecond
+	// resumeWait is the pause between passes of which each goes on where the last stopped at its limits.
+	resumeWait = 10 * time.Millisecond
 )
 
 // planning is the memory of the planning duty.
@@ -72,14 +74,18 @@ func (p *planning) round(ctx context.Context) time.Duration {
 	}
 	at := now(v)
 	view := p.mirror.view
-	if view.Dirty() || view.NextWake() <= sched.Time(at.UnixMilli()) || p.last == nil {
+	if p.last == nil || !p.last.Complete || view.Dirty() || view.NextWake() <= sched.Time(at.UnixMilli()) {
 		p.last = p.pass(ctx, sched.Time(at.UnixMilli()))
 		if len(p.last.Placements) > 0 {
 			p.last = nil // Look at what they left first.
 			return 0
 		}
 	}
-	return p.explain(ctx, p.last, at)
+	wait := p.explain(ctx, p.last, at)
+	if !p.last.Complete {
+		return min(wait, resumeWait)
+	}
+	return wait
 }
 
 // suspect keeps new work off the nodes that are silent.
@@ -99,7 +105,7 @@ func (p *planning) suspect() {
 // pass plans once and proposes what was decided.
 func (p *planning) pass(ctx context.Context, at sched.Time) *sched.Decisions {
 	began := time.Now()
-	d := p.mirror.view.Plan(at, sched.DefaultLimits())
+	d := p.mirror.view.Plan(at, p.r.c.limits)
 	took := time.Since(began)
 	placed := 0
 	if len(d.Placements) > 0 {
