@@ -50,12 +50,12 @@ func ping(ctx context.Context, c *call) error {
 	if err != nil {
 		fmt.Fprintln(c.s.Stdout, "Slurmctld(primary) is DOWN")
 		submit.Explain(c.s, "slurm_ping error", err)
-		return silent
+		return errSilent
 	}
 	lines, up := pingLines(answer.GetMembers())
 	fmt.Fprintln(c.s.Stdout, strings.Join(lines, "\n"))
 	if !up {
-		return silent
+		return errSilent
 	}
 	return nil
 }
@@ -77,7 +77,7 @@ func showConfig(ctx context.Context, c *call, _ string) error {
 	answer, err := cluster.Cluster().GetCluster(ctx, &apiv1.GetClusterRequest{})
 	if err != nil {
 		fmt.Fprintln(c.s.Stderr, fetch.Error("slurm_load_ctl_conf", err))
-		return silent
+		return errSilent
 	}
 	settings := answer.GetConfiguration().GetSettings()
 	grace := settings.GetKillGraceS()
@@ -146,7 +146,7 @@ func write(ctx context.Context, c *call) error {
 	job, err := cluster.Jobs().GetJob(ctx, &apiv1.GetJobRequest{JobId: id})
 	if err != nil {
 		submit.Explain(c.s, "job script retrieval failed", err)
-		return silent
+		return errSilent
 	}
 	sha := job.GetJob().GetSpec().GetScriptBlob()
 	if sha == "" {
@@ -155,7 +155,7 @@ func write(ctx context.Context, c *call) error {
 	blob, err := cluster.Cluster().GetBlob(ctx, &apiv1.GetBlobRequest{Sha256: sha, JobId: id})
 	if err != nil {
 		submit.Explain(c.s, "job script retrieval failed", err)
-		return silent
+		return errSilent
 	}
 	path := fmt.Sprintf("slurm-%d.sh", id)
 	if len(c.words) > 2 {

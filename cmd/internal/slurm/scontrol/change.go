@@ -36,7 +36,7 @@ func requeueHold(ctx context.Context, c *call) error {
 func (c *call) changeJobs(ctx context.Context, verb string, change *apiv1.UpdateJobRequest) error {
 	if len(c.words) == 0 {
 		fmt.Fprintf(c.s.Stderr, "too few arguments for keyword:%s\n", verb)
-		return silent
+		return errSilent
 	}
 	var ids []uint32
 	for _, word := range c.words {
@@ -67,7 +67,7 @@ func (c *call) send(ctx context.Context, cluster session.Cluster, ids []uint32, 
 	answer, err := cluster.Jobs().UpdateJob(ctx, change)
 	if err != nil {
 		submit.Explain(c.s, "slurm_update error", err)
-		return silent
+		return errSilent
 	}
 	return c.refusals(answer.GetRefusals())
 }
@@ -77,7 +77,7 @@ func (c *call) refusals(refusals []*apiv1.ErrorDetail) error {
 		fmt.Fprintf(c.s.Stderr, "%s for %s\n", submit.Summary(refusal), refusal.GetSubject())
 	}
 	if len(refusals) > 0 {
-		return silent
+		return errSilent
 	}
 	return nil
 }
@@ -112,7 +112,7 @@ func update(ctx context.Context, c *call) error {
 	}
 	if len(list) == 0 {
 		fmt.Fprintln(c.s.Stderr, "too few arguments for keyword:update")
-		return silent
+		return errSilent
 	}
 	for _, a := range list {
 		switch a.key {
@@ -229,7 +229,7 @@ func (c *call) extend(ctx context.Context, cluster session.Cluster, id uint32, a
 	answer, err := cluster.Jobs().GetJob(ctx, &apiv1.GetJobRequest{JobId: id})
 	if err != nil {
 		submit.Explain(c.s, "slurm_update error", err)
-		return silent
+		return errSilent
 	}
 	now := answer.GetJob().GetStatus().GetTimeLimitS()
 	switch {
@@ -280,7 +280,7 @@ func (c *call) updateNode(ctx context.Context, list []assignment) error {
 	}
 	if needsReason && request.GetReason() == "" {
 		fmt.Fprintln(c.s.Stderr, "You must specify a reason when DOWNING or DRAINING a node. Request denied")
-		return silent
+		return errSilent
 	}
 	cluster, err := c.cluster(ctx)
 	if err != nil {
@@ -289,7 +289,7 @@ func (c *call) updateNode(ctx context.Context, list []assignment) error {
 	answer, err := cluster.Cluster().UpdateNodes(ctx, request)
 	if err != nil {
 		submit.Explain(c.s, "slurm_update error", err)
-		return silent
+		return errSilent
 	}
 	return c.refusals(answer.GetRefusals())
 }

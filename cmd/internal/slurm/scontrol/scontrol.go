@@ -92,8 +92,8 @@ var verbs = []verb{
 	{name: "wait_job", refuse: "a job's processes start only when all its nodes are ready"},
 }
 
-// silent is an error that has been said.
-var silent = errors.New("said already")
+// errSilent is an error that has been said.
+var errSilent = errors.New("said already")
 
 // Run is the command. It returns 0, or 1 if something was refused or could not be asked.
 func Run(ctx context.Context, s *session.Session) int {
@@ -126,7 +126,7 @@ func Run(ctx context.Context, s *session.Session) int {
 	}
 	c := &call{s: s, options: o.Over(env), words: words[1:]}
 	if err := c.dispatch(ctx, strings.ToLower(words[0])); err != nil {
-		if !errors.Is(err, silent) {
+		if !errors.Is(err, errSilent) {
 			s.Errorf("%v", err)
 		}
 		return 1
@@ -156,7 +156,7 @@ func (c *call) dispatch(ctx context.Context, word string) error {
 	switch {
 	case found < 0:
 		fmt.Fprintf(c.s.Stderr, "invalid keyword: %s\n", word)
-		return silent
+		return errSilent
 	case verbs[found].refuse != "":
 		return fmt.Errorf("%s is not supported yet: %s", verbs[found].name, verbs[found].refuse)
 	case verbs[found].run == nil:

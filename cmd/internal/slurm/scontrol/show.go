@@ -50,7 +50,7 @@ var entities = []struct {
 func show(ctx context.Context, c *call) error {
 	if len(c.words) == 0 {
 		fmt.Fprintln(c.s.Stderr, "too few arguments for keyword:show")
-		return silent
+		return errSilent
 	}
 	name, id, assigned := strings.Cut(c.words[0], "=")
 	if !assigned && len(c.words) > 1 {
@@ -67,7 +67,7 @@ func show(ctx context.Context, c *call) error {
 		return e.run(ctx, c, id)
 	}
 	fmt.Fprintf(c.s.Stderr, "invalid entity:%s for keyword:show \n", name)
-	return silent
+	return errSilent
 }
 
 // print writes records: one a line with --oneliner, otherwise their lines as they are, and an empty line after each.
@@ -117,7 +117,7 @@ func showJobs(ctx context.Context, c *call, id string) error {
 			jobs = append(jobs, document.Job(r, shares[r.Job.GetId()]))
 		}
 		if document.Print(c.s, view.Cluster, document.Object{{Key: "jobs", Value: jobs}, {Key: "last_update", Value: document.Moment(view.Now)}}) != 0 {
-			return silent
+			return errSilent
 		}
 		return nil
 	}
@@ -139,7 +139,7 @@ func (c *call) jobs(ctx context.Context, cluster session.Cluster, word string, v
 		listing, err := fetch.Jobs(ctx, cluster, &apiv1.ListJobsRequest{Filter: &apiv1.JobFilter{EndedSince: fetch.Recent(c.s.Now())}})
 		if err != nil {
 			fmt.Fprintln(c.s.Stderr, fetch.Error("slurm_load_jobs", err))
-			return nil, nil, silent
+			return nil, nil, errSilent
 		}
 		view.Now = listing.Now
 		var rows []*record.Row
@@ -158,10 +158,10 @@ func (c *call) jobs(ctx context.Context, cluster session.Cluster, word string, v
 		switch {
 		case !known, connect.CodeOf(err) == connect.CodeNotFound:
 			fmt.Fprintln(c.s.Stderr, "slurm_load_jobs error: Invalid job id specified")
-			return nil, nil, silent
+			return nil, nil, errSilent
 		case err != nil:
 			fmt.Fprintln(c.s.Stderr, fetch.Error("slurm_load_jobs", err))
-			return nil, nil, silent
+			return nil, nil, errSilent
 		}
 		view.Now = fetch.StateTime(answer.GetInfo())
 		rows = append(rows, &record.Row{Job: answer.GetJob(), View: view})
@@ -190,7 +190,7 @@ func showSteps(ctx context.Context, c *call, word string) error {
 	listing, err := fetch.Jobs(ctx, cluster, request)
 	if err != nil {
 		fmt.Fprintln(c.s.Stderr, fetch.Error("slurm_get_job_steps", err))
-		return silent
+		return errSilent
 	}
 	jobs := map[uint32]*apiv1.Job{}
 	for _, job := range listing.Jobs {
@@ -208,7 +208,7 @@ func showSteps(ctx context.Context, c *call, word string) error {
 			return nil
 		}
 		fmt.Fprintf(c.s.Stdout, "Job step %s not found\n", word)
-		return silent
+		return errSilent
 	}
 	return c.print(records, "")
 }
@@ -231,7 +231,7 @@ func showNodes(ctx context.Context, c *call, word string) error {
 	list, err := fetch.ListNodes(ctx, cluster, nil)
 	if err != nil {
 		fmt.Fprintln(c.s.Stderr, fetch.Error("slurm_load_node", err))
-		return silent
+		return errSilent
 	}
 	by := map[string]*apiv1.Node{}
 	for _, n := range list.Nodes {
@@ -255,7 +255,7 @@ func showNodes(ctx context.Context, c *call, word string) error {
 			rows = append(rows, nodeObject(n, list))
 		}
 		if document.Print(c.s, cluster.ClusterName(), document.Object{{Key: "nodes", Value: rows}, {Key: "last_update", Value: document.Moment(list.Now)}}) != 0 {
-			return silent
+			return errSilent
 		}
 	} else {
 		var records [][]string
@@ -267,7 +267,7 @@ func showNodes(ctx context.Context, c *call, word string) error {
 		}
 	}
 	if missing {
-		return silent
+		return errSilent
 	}
 	return nil
 }
@@ -284,7 +284,7 @@ func showPartitions(ctx context.Context, c *call, word string) error {
 	list, err := fetch.ListNodes(ctx, cluster, nil)
 	if err != nil {
 		fmt.Fprintln(c.s.Stderr, fetch.Error("slurm_load_partitions", err))
-		return silent
+		return errSilent
 	}
 	var records [][]string
 	rows := []document.Object{}
@@ -298,11 +298,11 @@ func showPartitions(ctx context.Context, c *call, word string) error {
 	}
 	if len(records) == 0 && word != "" {
 		fmt.Fprintf(c.s.Stdout, "Partition %s not found\n", word)
-		return silent
+		return errSilent
 	}
 	if json {
 		if document.Print(c.s, cluster.ClusterName(), document.Object{{Key: "partitions", Value: rows}, {Key: "last_update", Value: document.Moment(list.Now)}}) != 0 {
-			return silent
+			return errSilent
 		}
 		return nil
 	}

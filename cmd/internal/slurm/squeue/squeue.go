@@ -40,7 +40,6 @@ type query struct {
 	states    value.StateFilter
 	all       bool // states were asked for with "all"
 	named     int  // how many ids were named
-	ids       map[uint32]bool
 	stepIDs   map[[2]uint32]bool
 	steps     bool
 	qos       []string
