@@ -273,6 +273,23 @@ type stepResult struct {
 	sentence string
 }
 
+// endedByItself reports whether every task of a step that was to end with its job had ended already, of its own: then
+// the order came too late and the exits say how it ended. (A script's srun may hear of the exits before they are committed, and the
+// script's own end may then overtake them.)
+func endedByItself(step *apiv1.Step) bool {
+	if step.FinalState != apiv1.StepState_STEP_STATE_CANCELLED {
+		return false
+	}
+	var known uint32
+	for _, x := range step.Exits {
+		if x.EndedBySupervisor {
+			return false
+		}
+		known += x.Count
+	}
+	return known == step.NumTasks
+}
+
 // resultOf computes a step's end from its exits: the highest code, and the highest signal if no task returned a code. Tasks that
 // a supervisor ended count only if there are no others: they died of somebody else's fault.
 func resultOf(step *apiv1.Step) stepResult {
@@ -297,7 +314,7 @@ func resultOf(step *apiv1.Step) stepResult {
 		r.exit.signal = 0
 	}
 	switch {
-	case step.FinalState != apiv1.StepState_STEP_STATE_UNSPECIFIED:
+	case step.FinalState != apiv1.StepState_STEP_STATE_UNSPECIFIED && !endedByItself(step):
 		r.state = step.FinalState
 	case memory:
 		r.state = apiv1.StepState_STEP_STATE_OUT_OF_MEMORY
