@@ -154,8 +154,10 @@ func (s *show) submit(ctx context.Context) error {
 		}
 		bin = filepath.Dir(self)
 	}
+	shown := s.Script
 	if s.Script == "" {
-		s.Script = filepath.Join(bin, "..", "examples", "train", "train.sbatch")
+		shown = filepath.Join("examples", "train", "train.sbatch")
+		s.Script = filepath.Join(bin, "..", shown)
 	}
 	script, err := filepath.Abs(s.Script)
 	if err != nil {
@@ -182,7 +184,7 @@ func (s *show) submit(ctx context.Context) error {
 		}
 		command.Env = append(command.Env, v.Name+"="+v.Value)
 	}
-	s.say("$ sbatch %s\n", filepath.Join("examples", "train", filepath.Base(script)))
+	s.say("$ sbatch %s\n", shown)
 	answer, err := command.CombinedOutput()
 	s.say("%s", answer)
 	if err != nil {
