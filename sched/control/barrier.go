@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -34,7 +35,9 @@ type waiting struct {
 	fence *apiv1.Fence
 	since time.Time
 	// first is the index of the first node that was not prepared at the last look; those before it stay prepared, mostly.
-	first    int
+	first int
+	// steps are those that each node must have prepared, besides knowing the attempt; nil before the first look, and for a step.
+	steps    map[uint32][]uint32
 	tries    int
 	notUntil time.Time
 	busy     bool
@@ -102,6 +105,9 @@ func (g *gate) round(ctx context.Context) time.Duration {
 func (g *gate) due(v *fsm.View, key workKey, w *waiting, at time.Time) (*logv1.Command, time.Duration) {
 	timeout := time.Duration(v.Settings().GetPrepareTimeoutMs()) * time.Millisecond
 	nodes := g.nodes(v, key)
+	if w.steps == nil && !key.isStep {
+		w.steps = expected(v, key)
+	}
 	switch missing := g.missing(key, w, nodes); {
 	case missing == 0 || g.r.cfg.Faults.StartUnprepared:
 		return g.start(key, w, nodes), 0
@@ -199,6 +205,20 @@ func (g *gate) nodes(v *fsm.View, key workKey) []uint32 {
 	return nodes
 }
 
+// expected returns the steps of an attempt that each node must prepare. That a node knows the attempt is not enough: an agent that was
+// killed while it prepared has forgotten the step when it comes back.
+func expected(v *fsm.View, key workKey) map[uint32][]uint32 {
+	steps := map[uint32][]uint32{}
+	for s := range v.AttemptSteps(key.job, key.attempt) {
+		for _, group := range s.Placement.GetGroups() {
+			for _, n := range group.Nodes {
+				steps[n] = append(steps[n], s.Id)
+			}
+		}
+	}
+	return steps
+}
+
 // missing returns how many nodes are not known to be prepared: 0 if all are, else at least 1.
 func (g *gate) missing(key workKey, w *waiting, nodes []uint32) int {
 	for round := range 2 { // From the first that was missing; then all again, because an agent may have lost what it had.
@@ -227,6 +247,11 @@ func (g *gate) prepared(key workKey, w *waiting, node uint32) *apiv1.PreparedNod
 		return nil
 	}
 	found := !key.isStep
+	for _, id := range w.steps[node] {
+		if !slices.ContainsFunc(a.Steps, func(s *nodev1.ActualStep) bool { return s.StepId == id }) {
+			return nil
+		}
+	}
 	for _, s := range a.Steps {
 		if key.isStep && s.StepId != key.step {
 			continue
