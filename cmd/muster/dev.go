@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"io"
 	"os"
 	"strconv"
@@ -29,7 +30,7 @@ is declared rather than detected. For trying things out, for tests, demonstratio
 	c.AddCommand(a.devUp(&dir), a.devStatus(&dir), a.devKill(&dir),
 		a.devSignal(&dir, "pause", "Stop a process with SIGSTOP", "paused", (*dev.Cluster).Pause),
 		a.devSignal(&dir, "resume", "Let a paused process go on (SIGCONT)", "resumed", (*dev.Cluster).Resume),
-		a.devStart(&dir), a.devRejoin(&dir), a.devEnv(&dir), a.devLogs(&dir), a.devDown(&dir), a.demoCommand())
+		a.devStart(&dir), a.devStop(&dir), a.devRejoin(&dir), a.devEnv(&dir), a.devLogs(&dir), a.devDown(&dir), a.demoCommand())
 	return c
 }
 
@@ -255,18 +256,43 @@ func (a *app) devSignal(dir *string, use, short, verb string, f signalFunc) *cob
 }
 
 func (a *app) devStart(dir *string) *cobra.Command {
-	return &cobra.Command{
+	var bin string
+	c := &cobra.Command{
 		Use: "start NAME", Short: "Start a process that does not run; return when it is ready", Args: exactlyOne("a name"),
 		RunE: func(c *cobra.Command, args []string) error {
 			cluster, err := dev.Open(*dir)
 			if err != nil {
 				return err
 			}
-			action, err := cluster.Start(c.Context(), args[0])
+			if bin != "" {
+				if bin, err = filepath.Abs(bin); err != nil {
+					return err
+				}
+			}
+			action, err := cluster.Start(c.Context(), args[0], bin)
 			if err != nil {
 				return err
 			}
 			return a.report(action, "started")
+		},
+	}
+	c.Flags().StringVar(&bin, "bin", "", "`directory` of another build, for this process from now on (an upgrade, or the way back)")
+	return c
+}
+
+func (a *app) devStop(dir *string) *cobra.Command {
+	return &cobra.Command{
+		Use: "stop NAME|leader", Short: "End a process in order (SIGTERM): leadership is handed over, work goes on", Args: exactlyOne("a name, or leader"),
+		RunE: func(c *cobra.Command, args []string) error {
+			cluster, err := dev.Open(*dir)
+			if err != nil {
+				return err
+			}
+			action, err := cluster.Stop(c.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return a.report(action, "stopped")
 		},
 	}
 }

@@ -115,7 +115,7 @@ func failover(ctx context.Context, r *run) error {
 			return err
 		}
 		gaps = append(gaps, milliseconds(time.Since(begin)))
-		if _, err := r.cluster.Start(ctx, leader); err != nil {
+		if _, err := r.cluster.Start(ctx, leader, ""); err != nil {
 			return err
 		}
 		if err := r.allVote(ctx); err != nil {

@@ -281,7 +281,7 @@ func (s *show) kill(ctx context.Context, target string) error {
 		return err
 	}
 	s.say("  the next request is acknowledged after %d ms\n", f.nextAck.Milliseconds())
-	if _, err := s.cluster.Start(ctx, action.Name); err != nil {
+	if _, err := s.cluster.Start(ctx, action.Name, ""); err != nil {
 		return err
 	}
 	f.restored = time.Since(dead)

@@ -189,13 +189,13 @@ func (c *Cluster) command(s *state, p *process) (string, []string, error) {
 		args := []string{"--dir", filepath.Join(c.root(s), p.Name), "--name", p.Name, "--listen", p.Listen, "--raft", p.Raft,
 			"--timing", s.Timing}
 		if first := s.controllers()[0]; p.Admitted {
-			return filepath.Join(s.Bin, "muster-controller"), args, nil
+			return filepath.Join(s.binOf(p), "muster-controller"), args, nil
 		} else if p == first && !p.Rejoins {
-			return filepath.Join(s.Bin, "muster-controller"), append(args, "--bootstrap", filepath.Join(c.root(s), "configuration.json")), nil
+			return filepath.Join(s.binOf(p), "muster-controller"), append(args, "--bootstrap", filepath.Join(c.root(s), "configuration.json")), nil
 		}
-		return filepath.Join(s.Bin, "muster-controller"), append(args, "--join", strings.Join(s.others(p), ",")), nil
+		return filepath.Join(s.binOf(p), "muster-controller"), append(args, "--join", strings.Join(s.others(p), ",")), nil
 	}
-	agent, supervisor := filepath.Join(s.Bin, "muster-agent"), filepath.Join(s.Bin, "muster-supervisor")
+	agent, supervisor := filepath.Join(s.binOf(p), "muster-agent"), filepath.Join(s.binOf(p), "muster-supervisor")
 	if s.AgentsPerProcess > 1 {
 		file, err := c.writeNodes(s, p)
 		return agent, []string{"--nodes", file, "--supervisor", supervisor}, err
@@ -206,6 +206,14 @@ func (c *Cluster) command(s *state, p *process) (string, []string, error) {
 		"--cpus", strconv.Itoa(s.CPUs), "--memory", s.Memory, "--gpus", strconv.Itoa(s.GPUs), "--gpu-type", s.GPUType,
 		"--boot-id", bootID(p), "--supervisor", supervisor,
 	}, nil
+}
+
+// binOf is the directory of a process's programs: its own, if it was started with another build than the rest.
+func (s *state) binOf(p *process) string {
+	if p.Bin != "" {
+		return p.Bin
+	}
+	return s.Bin
 }
 
 // bootID is the declared boot id of a process's nodes: another after every power loss.

@@ -126,7 +126,7 @@ func TestKillingANodeIsAPowerLossAndKillingItsAgentIsNot(t *testing.T) {
 	if _, err := c.Kill(ctx, "n1", true); err == nil || !strings.Contains(err.Error(), "does not run") {
 		t.Errorf("killing a dead agent: %v", err)
 	}
-	if _, err := c.Start(ctx, "n1"); err != nil {
+	if _, err := c.Start(ctx, "n1", ""); err != nil {
 		t.Fatal(err)
 	}
 	if boot := bootOf(t, c, "n1"); boot != "n1-boot-1" {
@@ -139,13 +139,13 @@ func TestKillingANodeIsAPowerLossAndKillingItsAgentIsNot(t *testing.T) {
 	if tasks, err := c.JobProcesses(1); err != nil || len(tasks) != 1 {
 		t.Errorf("after the node's end there are the tasks %v, %v: that of n2 was expected", tasks, err)
 	}
-	if _, err := c.Start(ctx, "n1"); err != nil {
+	if _, err := c.Start(ctx, "n1", ""); err != nil {
 		t.Fatal(err)
 	}
 	if boot := bootOf(t, c, "n1"); boot != "n1-boot-2" {
 		t.Errorf("after the power loss the node has the boot id %s", boot)
 	}
-	if _, err := c.Start(ctx, "n1"); err == nil || !strings.Contains(err.Error(), "runs already") {
+	if _, err := c.Start(ctx, "n1", ""); err == nil || !strings.Contains(err.Error(), "runs already") {
 		t.Errorf("starting what runs: %v", err)
 	}
 }
@@ -168,7 +168,7 @@ func TestTheLeaderIsFoundKilledPausedAndResumedByThatName(t *testing.T) {
 	if p := find(t, c, "c2"); p.Paused {
 		t.Errorf("resumed: %+v", p)
 	}
-	if _, err := c.Start(ctx, "c1"); err != nil {
+	if _, err := c.Start(ctx, "c1", ""); err != nil {
 		t.Fatal(err)
 	}
 	if leader, err := c.Leader(ctx); err != nil || leader != "c1" {

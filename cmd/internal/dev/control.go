@@ -120,11 +120,32 @@ func (c *Cluster) signal(ctx context.Context, name string, whole bool, signal sy
 	return a, err
 }
 
-// Start starts a process that does not run, and returns when it is ready: a controller serves, an agent has joined.
-func (c *Cluster) Start(ctx context.Context, name string) (a Action, err error) {
+// Stop asks a process to end (SIGTERM) and waits until it has: a controller hands leadership over, an agent leaves its work
+// running.
+func (c *Cluster) Stop(ctx context.Context, name string) (a Action, err error) {
+	err = c.change(ctx, name, func(_ *state, p *process) error {
+		a = Action{Name: p.Name, Role: p.Role, Pid: p.Pid}
+		hit, err := send(p.Pid, p.Start, syscall.SIGTERM)
+		if err != nil {
+			return err
+		}
+		if !hit {
+			return fmt.Errorf("%s does not run", p.Name)
+		}
+		return awaitEnd(p.Pid, p.Start, stopWait)
+	})
+	return a, err
+}
+
+// Start starts a process that does not run, and returns when it is ready: a controller serves, an agent has joined. With bin, the
+// process has the programs in that directory from now on: that is how one process after the other is upgraded.
+func (c *Cluster) Start(ctx context.Context, name, bin string) (a Action, err error) {
 	err = c.change(ctx, name, func(s *state, p *process) error {
 		if running(p.Pid, p.Start) {
 			return fmt.Errorf("%s runs already (process %d)", p.Name, p.Pid)
+		}
+		if bin != "" {
+			p.Bin = bin
 		}
 		a.At = time.Now()
 		offset, err := c.startProcess(s, p)

@@ -31,7 +31,7 @@ func (c *Cluster) Rejoin(ctx context.Context, name string) (a Action, err error)
 		case len(s.controllers()) == 1:
 			return fmt.Errorf("%s is the only controller: nobody could tell it the state", p.Name)
 		}
-		out, err := exec.CommandContext(ctx, filepath.Join(s.Bin, "muster-controller"), "rejoin", "--dir", filepath.Join(c.root(s), p.Name)).CombinedOutput()
+		out, err := exec.CommandContext(ctx, filepath.Join(s.binOf(p), "muster-controller"), "rejoin", "--dir", filepath.Join(c.root(s), p.Name)).CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("set the state of %s aside: %w: %s", p.Name, err, strings.TrimSpace(string(out)))
 		}

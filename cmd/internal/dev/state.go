@@ -45,6 +45,8 @@ type process struct {
 	Admitted bool `json:"admitted"`
 	// Rejoins: its state was set aside, so that it joins the others even if it once began the cluster.
 	Rejoins bool `json:"rejoins,omitempty"`
+	// Bin is the directory of its programs, if it was started with another build than the cluster's.
+	Bin string `json:"bin,omitempty"`
 	// Boot is the number of the declared boot of its nodes; PowerLost makes the next start a new one.
 	Boot      int  `json:"boot,omitempty"`
 	PowerLost bool `json:"power_lost,omitempty"`
