@@ -71,6 +71,11 @@ func (m *Machine) startAttempt(c *logv1.StartAttempt) *logv1.Result {
 	if refusal := m.checkPrepared(jobSubject(c.JobId), a.Placement, c.Prepared); refusal != nil {
 		return refused(refusal)
 	}
+	for _, u := range a.Unprepared {
+		if _, index := holding(a, u.Node); index >= 0 {
+			return refused(refuse("NOT_PREPARED", jobSubject(c.JobId), "a node could not prepare: %s", u.Sentence))
+		}
+	}
 	next := state.CopyAttempt(a)
 	next.State, next.Prepared, next.StartTime, next.Revision = attemptRunning, c.Prepared, m.now(), m.rev
 	m.s.PutAttempt(next)
@@ -217,7 +222,7 @@ func (m *Machine) finishAttempt(a *apiv1.Attempt, e ending) {
 			s.CancelledBy = m.cmd.Principal.Uid
 		}
 	})
-	if e.class == classLaunch && !e.usersFault && e.fault != 0 {
+	if e.class == classLaunch && !e.usersFault && e.fault != 0 && !isUnprepared(a, e.fault) {
 		m.blame(e.fault, e.sentence)
 	}
 	m.touchAttempt(next)

@@ -94,6 +94,10 @@ func TestLaunchFailuresBackOffThenHold(t *testing.T) {
 		r.must(member, &logv1.Place{JobId: job, Attempt: uint32(n + 1), PlacementNumber: 1, Partition: "main", Placement: r.placement(1, 0, node)})
 		fence := r.m.s.Attempt(job, uint32(n+1)).Fence
 		r.report(node, job, fence, &logv1.PrepareFailed{Sentence: "the disk is full"})
+		r.must(member, &logv1.EndAttempt{JobId: job, Fence: fence, Failure: classLaunch, Sentence: "node: the disk is full", FaultNode: node})
+		if n := r.m.s.Node(node); n.LaunchFailures != 1 {
+			t.Fatalf("the failure was charged %d times", n.LaunchFailures)
+		}
 		r.report(node, job, fence, &logv1.AttemptReaped{})
 		s := r.status(job)
 		if s.State != jobPending || s.NotBefore.Seconds != r.ms/1000+wait || s.Reason != apiv1.WaitReason_WAIT_REASON_LAUNCH_BACKOFF || s.Restarts != 0 {
@@ -150,6 +154,58 @@ func TestANodeIsDrainedAfterThreeFailuresOfItsOwn(t *testing.T) {
 	if s, n := r.status(users), r.m.s.Node(2); s.State != apiv1.JobState_JOB_STATE_FAILED ||
 		s.Reason != apiv1.WaitReason_WAIT_REASON_JOB_LAUNCH_FAILURE || n.LaunchFailures != 0 {
 		t.Errorf("the user's fault: %s, node %s", text(s), text(n))
+	}
+}
+
+// A node that could not prepare is marked and charged at once; the attempt waits for the leader's choice. In another placement of it the
+// node has no part, the nodes that stay do though they are drained, and the job is charged nothing.
+func TestANodeThatCannotPrepareIsMarkedChargedAndReplaced(t *testing.T) {
+	r := twoNodes(t)
+	job := r.submit(alice, batchSpec())
+	place := func(number uint32, unprepared []uint32, nodes ...uint32) string {
+		return r.do(member, &logv1.Place{JobId: job, Attempt: 1, PlacementNumber: number, Partition: "main", Unprepared: unprepared,
+			Sentence: "node n1 did not get ready in time", Placement: r.placement(1, 0, nodes...)}).Refusal.GetReason()
+	}
+	if got := place(1, []uint32{3}, 1, 2); got != "PLACEMENT_INVALID" {
+		t.Fatalf("a first placement without an unprepared node: %q", got)
+	}
+	place(1, nil, 1, 2)
+	fence := r.m.s.Attempt(job, 1).Fence
+	for range 2 { // A journal may send a line again.
+		r.report(2, job, fence, &logv1.PrepareFailed{Sentence: "no disk"})
+	}
+	a := r.check().Attempt(job, 1)
+	if a.State != attemptPreparing || len(a.Unprepared) != 1 || a.Unprepared[0].Sentence != "node n2: no disk" || r.m.s.Node(2).LaunchFailures != 1 {
+		t.Fatalf("attempt is %s, node %s", text(a), text(r.m.s.Node(2)))
+	}
+	if got := r.do(member, &logv1.StartAttempt{JobId: job, Fence: fence, Prepared: []*apiv1.PreparedNode{{Node: 1}, {Node: 2}}}).Refusal.GetReason(); got != "NOT_PREPARED" {
+		t.Fatalf("started with a node that could not prepare: %q", got)
+	}
+	r.must(root, &logv1.UpdateNodes{Request: &apiv1.UpdateNodesRequest{Names: []string{"n1"}, Change: &apiv1.UpdateNodesRequest_Drain{Drain: true}, Reason: "later"}})
+	for _, c := range []struct {
+		unprepared, nodes []uint32
+		want              string
+	}{
+		{nil, []uint32{1, 2}, "NODE_UNPREPARED"},
+		{[]uint32{1}, []uint32{1, 3}, "PLACEMENT_INVALID"},
+		{[]uint32{3}, []uint32{1}, "PLACEMENT_INVALID"},
+		{nil, []uint32{1, 3}, ""},
+	} {
+		if got := place(2, c.unprepared, c.nodes...); got != c.want {
+			t.Fatalf("%v without %v: %q, want %q", c.nodes, c.unprepared, got, c.want)
+		}
+	}
+	r.report(2, job, fence, &logv1.AttemptReaped{})
+	if got := place(3, nil, 1, 2); got != "NODE_UNPREPARED" {
+		t.Fatalf("placed again on a node that could not prepare: %q", got)
+	}
+	if got := place(3, []uint32{1}, 3); got != "" {
+		t.Fatalf("n1 leaves too: %q", got)
+	}
+	v := r.check()
+	s, n := v.Job(job).Status, v.Node(1)
+	if s.State != jobConfiguring || s.LaunchFailures != 0 || n.LaunchFailures != 1 || len(v.Attempt(job, 1).Unprepared) != 2 {
+		t.Errorf("job is %s, node %s", text(s), text(n))
 	}
 }
 

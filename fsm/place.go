@@ -42,7 +42,10 @@ func (m *Machine) place(p *logv1.Place) *logv1.Result {
 		return refused(refusal)
 	}
 	if replacing {
-		m.leaveNodes(current, p.Placement)
+		for _, node := range p.Unprepared {
+			m.markUnprepared(m.s.Attempt(job.Id, p.Attempt), node, p.Sentence)
+		}
+		m.leaveNodes(m.s.Attempt(job.Id, p.Attempt), p.Placement)
 		current = m.s.Attempt(job.Id, p.Attempt)
 	} else {
 		current = nil
@@ -59,7 +62,7 @@ func (m *Machine) checkPlacing(p *logv1.Place, job *apiv1.Job, current *apiv1.At
 			return refuse("PLACEMENT_STALE", subject, "attempt %d of job %d has placement %d; %d cannot follow",
 				current.Number, job.Id, current.Fence.Placement, p.PlacementNumber)
 		}
-		return nil
+		return m.checkLeaving(p, current)
 	}
 	switch {
 	case job.Status.State != jobPending && !m.faults.StartUnaccounted:
@@ -73,6 +76,19 @@ func (m *Machine) checkPlacing(p *logv1.Place, job *apiv1.Job, current *apiv1.At
 		return refuse("ATTEMPT_UNACCOUNTED", subject, "attempt %d of job %d is not accounted for on every node", current.Number, job.Id)
 	case state.Ended(job.Status.State):
 		return refuse("JOB_ENDED", subject, "job %d has ended", job.Id)
+	case len(p.Unprepared) > 0:
+		return refuse("PLACEMENT_INVALID", subject, "only a new placement of a preparing attempt is without nodes that did not prepare")
+	}
+	return nil
+}
+
+// checkLeaving checks that the nodes said not to have prepared are in the attempt and leave it.
+func (m *Machine) checkLeaving(p *logv1.Place, a *apiv1.Attempt) *apiv1.ErrorDetail {
+	to := nodesOf(p.Placement)
+	for _, node := range p.Unprepared {
+		if _, index := holding(a, node); index < 0 || slices.Contains(to, node) {
+			return refuse("PLACEMENT_INVALID", jobSubject(p.JobId), "node %d is said not to have prepared, but does not leave the attempt", node)
+		}
 	}
 	return nil
 }
@@ -143,13 +159,20 @@ func (c *placementCheck) node(number, epoch uint32, g *apiv1.NodeGroup) *apiv1.E
 		return refuse("NODE_UNKNOWN", fmt.Sprintf("node %d", number), "there is no node with the number %d", number)
 	}
 	name, subject := n.Spec.Name, "node "+n.Spec.Name
+	stays := false
+	if c.own != nil {
+		_, index := holding(c.own, number)
+		stays = index >= 0
+	}
 	switch {
 	case c.seen[number]:
 		return refuse("PLACEMENT_INVALID", subject, "node %s is in the placement twice", name)
 	case n.State != nodeUp:
 		return refuse("NODE_DOWN", subject, "node %s is down", name)
-	case n.Drain:
+	case n.Drain && !stays: // What is on a drained node stays there.
 		return refuse("NODE_DRAINED", subject, "node %s is drained: %s", name, n.Reason)
+	case c.own != nil && isUnprepared(c.own, number):
+		return refuse("NODE_UNPREPARED", subject, "node %s could not prepare this attempt before", name)
 	case n.Epoch != epoch:
 		return refuse("NODE_EPOCH", subject, "node %s is in epoch %d, not %d", name, n.Epoch, epoch)
 	case !c.members.Has(number):
@@ -243,7 +266,7 @@ func (m *Machine) takeNodes(p *logv1.Place, job *apiv1.Job, old *apiv1.Attempt) 
 		PlaceTime: m.now(), TimeLimitS: job.Status.TimeLimitS,
 	}
 	if old != nil {
-		a.PlaceTime, a.Leftovers, a.Signals = old.PlaceTime, old.Leftovers, old.Signals
+		a.PlaceTime, a.Leftovers, a.Signals, a.Unprepared = old.PlaceTime, old.Leftovers, old.Signals, old.Unprepared
 	}
 	var names []string
 	totals := apiv1.JobStatus{NumTasks: uint32(shape.Tasks(p.Placement))}

@@ -181,6 +181,14 @@ func (w *walk) placing() *logv1.Place {
 	if w.chance(5) {
 		op.Placement.Epochs[0]++
 	}
+	// Nodes that leave may have failed; sometimes one that is not there is said to, or one that stays.
+	if a := w.m.s.Attempt(op.JobId, op.Attempt); a != nil && w.chance(50) {
+		for _, n := range nodesOf(a.Placement) {
+			if !slices.Contains(nodes, n) || w.chance(5) {
+				op.Unprepared, op.Sentence = append(op.Unprepared, n), "not ready in time"
+			}
+		}
+	}
 	return op
 }
 

@@ -84,7 +84,8 @@ func (m *Machine) leftoverReaped(node uint32, line *logv1.TaskReport) {
 	}
 }
 
-// prepareFailed ends an attempt, or a step, that a node could not prepare.
+// prepareFailed takes in that a node could not prepare. Where the request is at fault the attempt ends. Otherwise the node is marked: whether
+// another takes its place or the attempt ends is for the leader to decide, because it knows what is free.
 func (m *Machine) prepareFailed(node uint32, line *logv1.TaskReport, f *logv1.PrepareFailed) {
 	a := m.attemptOf(line.JobId, line.Fence)
 	if a == nil {
@@ -95,8 +96,10 @@ func (m *Machine) prepareFailed(node uint32, line *logv1.TaskReport, f *logv1.Pr
 	}
 	sentence := fmt.Sprintf("node %s: %s", m.s.Node(node).Spec.Name, f.Sentence)
 	switch {
+	case a.State == attemptPreparing && f.UsersFault:
+		m.finishAttempt(a, ending{class: classLaunch, sentence: sentence, fault: node, usersFault: true})
 	case a.State == attemptPreparing:
-		m.finishAttempt(a, ending{class: classLaunch, sentence: sentence, fault: node, usersFault: f.UsersFault})
+		m.markUnprepared(a, node, sentence)
 	case a.State == attemptRunning && f.StepId != nil:
 		step := m.s.Step(line.JobId, a.Number, *f.StepId)
 		if step != nil && step.State == apiv1.StepState_STEP_STATE_PREPARING && slices.Contains(step.Unreported, node) {
@@ -107,6 +110,23 @@ func (m *Machine) prepareFailed(node uint32, line *logv1.TaskReport, f *logv1.Pr
 	case a.State == attemptRunning || a.State == attemptEnding || a.State == attemptEnded:
 		// The attempt went on or ended without it: history.
 	}
+}
+
+// markUnprepared records that a node could not prepare an attempt, and charges the node. Once for each attempt.
+func (m *Machine) markUnprepared(a *apiv1.Attempt, node uint32, sentence string) {
+	if isUnprepared(a, node) {
+		return
+	}
+	next := state.CopyAttempt(a)
+	next.Revision = m.rev
+	next.Unprepared = append(slices.Clone(a.Unprepared), &apiv1.UnpreparedNode{Node: node, Placement: a.Fence.Placement, Sentence: sentence})
+	m.s.PutAttempt(next)
+	m.blame(node, sentence)
+}
+
+// isUnprepared reports whether a node could not prepare an attempt.
+func isUnprepared(a *apiv1.Attempt, node uint32) bool {
+	return slices.ContainsFunc(a.Unprepared, func(u *apiv1.UnpreparedNode) bool { return u.Node == node })
 }
 
 // stepEnded merges the exits of a step's tasks on one node.

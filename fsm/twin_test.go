@@ -48,6 +48,7 @@ type twinAttempt struct {
 	nodes             []uint32             // present placement
 	started           bool
 	step              *twinStep // first step
+	unprepared        []uint32
 }
 
 type twinShare struct {
@@ -262,6 +263,10 @@ func (w *twin) place(p *logv1.Place) string {
 	switch {
 	case replacing && p.PlacementNumber != a.placement+1:
 		return "PLACEMENT_STALE"
+	case replacing && slices.ContainsFunc(p.Unprepared, func(n uint32) bool {
+		return !slices.Contains(a.nodes, n) || slices.Contains(p.Placement.Groups[0].Nodes, n)
+	}):
+		return "PLACEMENT_INVALID"
 	case replacing:
 	case j.state != jobPending:
 		return "JOB_NOT_PENDING"
@@ -269,6 +274,8 @@ func (w *twin) place(p *logv1.Place) string {
 		return "JOB_HELD"
 	case int(p.Attempt) != len(j.attempts)+1 || p.PlacementNumber != 1:
 		return "ATTEMPT_STALE"
+	case len(p.Unprepared) > 0:
+		return "PLACEMENT_INVALID"
 	}
 	if !replacing {
 		a = &twinAttempt{number: p.Attempt, state: attemptPreparing, shares: make(map[uint32]twinShare)}
@@ -278,6 +285,9 @@ func (w *twin) place(p *logv1.Place) string {
 		if reason := w.checkNode(p, j, a, g, number, p.Placement.Epochs[i]); reason != "" {
 			return reason
 		}
+	}
+	for _, n := range p.Unprepared {
+		w.unprepared(a, n)
 	}
 	for number, s := range a.shares {
 		if !slices.Contains(g.Nodes, number) {
@@ -311,8 +321,10 @@ func (w *twin) checkNode(p *logv1.Place, j *twinJob, a *twinAttempt, g *apiv1.No
 		return "NODE_UNKNOWN"
 	case !n.up:
 		return "NODE_DOWN"
-	case n.drain:
+	case n.drain && !slices.Contains(a.nodes, number):
 		return "NODE_DRAINED"
+	case slices.Contains(a.unprepared, number):
+		return "NODE_UNPREPARED"
 	case n.epoch != epoch:
 		return "NODE_EPOCH"
 	case p.Partition == "alone" && n.spec.Name != "n1" && n.spec.Name != "n2":
@@ -357,7 +369,7 @@ func (w *twin) start(c *logv1.StartAttempt) string {
 		return "NOT_PREPARED"
 	}
 	for _, p := range c.Prepared {
-		if !slices.Contains(a.nodes, p.Node) {
+		if !slices.Contains(a.nodes, p.Node) || slices.Contains(a.unprepared, p.Node) {
 			return "NOT_PREPARED"
 		}
 	}
@@ -403,9 +415,8 @@ func (w *twin) end(j *twinJob, class apiv1.FailureClass, fault uint32, users, ho
 		} else {
 			j.notBefore = w.ms + 1000<<(j.failures-1)
 		}
-		if n := w.nodes[fault]; n != nil {
-			n.failures++
-			n.drain = n.drain || n.failures >= 3
+		if w.nodes[fault] != nil {
+			w.unprepared(a, fault)
 		}
 	}
 	if !a.step.ended {
@@ -414,6 +425,17 @@ func (w *twin) end(j *twinJob, class apiv1.FailureClass, fault uint32, users, ho
 			a.step.final = apiv1.StepState_STEP_STATE_CANCELLED
 		}
 	}
+}
+
+// unprepared charges a node that could not prepare an attempt, once.
+func (w *twin) unprepared(a *twinAttempt, node uint32) {
+	if slices.Contains(a.unprepared, node) {
+		return
+	}
+	a.unprepared = append(a.unprepared, node)
+	n := w.nodes[node]
+	n.failures++
+	n.drain = n.drain || n.failures >= 3
 }
 
 // account gives a node's devices back.
@@ -476,7 +498,11 @@ func (w *twin) report(r *logv1.ReportTasks) {
 			}
 		case *logv1.TaskReport_PrepareFailed:
 			if a != nil && a.state == attemptPreparing && slices.Contains(a.nodes, r.Node) {
-				w.end(j, classLaunch, r.Node, e.PrepareFailed.UsersFault, false)
+				if e.PrepareFailed.UsersFault {
+					w.end(j, classLaunch, r.Node, true, false)
+				} else {
+					w.unprepared(a, r.Node)
+				}
 			}
 		case *logv1.TaskReport_StepEnded:
 			if a != nil {

@@ -107,6 +107,7 @@ func CopyAttempt(from *apiv1.Attempt) *apiv1.Attempt {
 		TimeLimitS:  from.TimeLimitS,
 		FinalState:  from.FinalState,
 		Leftovers:   from.Leftovers,
+		Unprepared:  from.Unprepared,
 	}
 }
 

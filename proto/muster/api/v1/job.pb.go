@@ -1838,7 +1838,10 @@ type Attempt struct {
 	// State the job takes when the last node has accounted for this attempt.
 	FinalState JobState `protobuf:"varint,17,opt,name=final_state,json=finalState,proto3,enum=muster.api.v1.JobState" json:"final_state,omitempty"`
 	// Nodes of earlier placements of this attempt that have not accounted for it yet.
-	Leftovers     []*Leftover `protobuf:"bytes,18,rep,name=leftovers,proto3" json:"leftovers,omitempty"`
+	Leftovers []*Leftover `protobuf:"bytes,18,rep,name=leftovers,proto3" json:"leftovers,omitempty"`
+	// Nodes that could not prepare this attempt, in the order in which that became known. While such a node is in the placement, the
+	// attempt can't start: the leader replaces the node or ends the attempt. The attempt is never placed there again.
+	Unprepared    []*UnpreparedNode `protobuf:"bytes,19,rep,name=unprepared,proto3" json:"unprepared,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1999,6 +2002,77 @@ func (x *Attempt) GetLeftovers() []*Leftover {
 	return nil
 }
 
+func (x *Attempt) GetUnprepared() []*UnpreparedNode {
+	if x != nil {
+		return x.Unprepared
+	}
+	return nil
+}
+
+// UnpreparedNode is a node that could not prepare an attempt. That was charged to it.
+type UnpreparedNode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Node number.
+	Node uint32 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Placement that it could not prepare.
+	Placement uint32 `protobuf:"varint,2,opt,name=placement,proto3" json:"placement,omitempty"`
+	// Why; one sentence.
+	Sentence      string `protobuf:"bytes,3,opt,name=sentence,proto3" json:"sentence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnpreparedNode) Reset() {
+	*x = UnpreparedNode{}
+	mi := &file_muster_api_v1_job_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnpreparedNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnpreparedNode) ProtoMessage() {}
+
+func (x *UnpreparedNode) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_api_v1_job_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnpreparedNode.ProtoReflect.Descriptor instead.
+func (*UnpreparedNode) Descriptor() ([]byte, []int) {
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *UnpreparedNode) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *UnpreparedNode) GetPlacement() uint32 {
+	if x != nil {
+		return x.Placement
+	}
+	return 0
+}
+
+func (x *UnpreparedNode) GetSentence() string {
+	if x != nil {
+		return x.Sentence
+	}
+	return ""
+}
+
 // Leftover is a node that left an attempt by a new placement: it keeps its devices until it has accounted for them.
 type Leftover struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2020,7 +2094,7 @@ type Leftover struct {
 
 func (x *Leftover) Reset() {
 	*x = Leftover{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[11]
+	mi := &file_muster_api_v1_job_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2032,7 +2106,7 @@ func (x *Leftover) String() string {
 func (*Leftover) ProtoMessage() {}
 
 func (x *Leftover) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[11]
+	mi := &file_muster_api_v1_job_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2045,7 +2119,7 @@ func (x *Leftover) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leftover.ProtoReflect.Descriptor instead.
 func (*Leftover) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{11}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Leftover) GetNode() uint32 {
@@ -2103,7 +2177,7 @@ type SubmitJobsRequest struct {
 
 func (x *SubmitJobsRequest) Reset() {
 	*x = SubmitJobsRequest{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[12]
+	mi := &file_muster_api_v1_job_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2115,7 +2189,7 @@ func (x *SubmitJobsRequest) String() string {
 func (*SubmitJobsRequest) ProtoMessage() {}
 
 func (x *SubmitJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[12]
+	mi := &file_muster_api_v1_job_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2128,7 +2202,7 @@ func (x *SubmitJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitJobsRequest.ProtoReflect.Descriptor instead.
 func (*SubmitJobsRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{12}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SubmitJobsRequest) GetRequestId() string {
@@ -2160,7 +2234,7 @@ type JobSubmission struct {
 
 func (x *JobSubmission) Reset() {
 	*x = JobSubmission{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[13]
+	mi := &file_muster_api_v1_job_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2172,7 +2246,7 @@ func (x *JobSubmission) String() string {
 func (*JobSubmission) ProtoMessage() {}
 
 func (x *JobSubmission) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[13]
+	mi := &file_muster_api_v1_job_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2185,7 +2259,7 @@ func (x *JobSubmission) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSubmission.ProtoReflect.Descriptor instead.
 func (*JobSubmission) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{13}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *JobSubmission) GetSpec() *JobSpec {
@@ -2222,7 +2296,7 @@ type SubmitJobsResponse struct {
 
 func (x *SubmitJobsResponse) Reset() {
 	*x = SubmitJobsResponse{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[14]
+	mi := &file_muster_api_v1_job_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2234,7 +2308,7 @@ func (x *SubmitJobsResponse) String() string {
 func (*SubmitJobsResponse) ProtoMessage() {}
 
 func (x *SubmitJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[14]
+	mi := &file_muster_api_v1_job_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2247,7 +2321,7 @@ func (x *SubmitJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitJobsResponse.ProtoReflect.Descriptor instead.
 func (*SubmitJobsResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{14}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SubmitJobsResponse) GetResults() []*SubmitResult {
@@ -2279,7 +2353,7 @@ type SubmitResult struct {
 
 func (x *SubmitResult) Reset() {
 	*x = SubmitResult{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[15]
+	mi := &file_muster_api_v1_job_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2291,7 +2365,7 @@ func (x *SubmitResult) String() string {
 func (*SubmitResult) ProtoMessage() {}
 
 func (x *SubmitResult) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[15]
+	mi := &file_muster_api_v1_job_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2304,7 +2378,7 @@ func (x *SubmitResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitResult.ProtoReflect.Descriptor instead.
 func (*SubmitResult) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{15}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SubmitResult) GetJobId() uint32 {
@@ -2349,7 +2423,7 @@ type CancelJobsRequest struct {
 
 func (x *CancelJobsRequest) Reset() {
 	*x = CancelJobsRequest{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[16]
+	mi := &file_muster_api_v1_job_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2361,7 +2435,7 @@ func (x *CancelJobsRequest) String() string {
 func (*CancelJobsRequest) ProtoMessage() {}
 
 func (x *CancelJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[16]
+	mi := &file_muster_api_v1_job_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2374,7 +2448,7 @@ func (x *CancelJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelJobsRequest.ProtoReflect.Descriptor instead.
 func (*CancelJobsRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{16}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CancelJobsRequest) GetRequestId() string {
@@ -2434,7 +2508,7 @@ type CancelJobsResponse struct {
 
 func (x *CancelJobsResponse) Reset() {
 	*x = CancelJobsResponse{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[17]
+	mi := &file_muster_api_v1_job_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2446,7 +2520,7 @@ func (x *CancelJobsResponse) String() string {
 func (*CancelJobsResponse) ProtoMessage() {}
 
 func (x *CancelJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[17]
+	mi := &file_muster_api_v1_job_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2459,7 +2533,7 @@ func (x *CancelJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelJobsResponse.ProtoReflect.Descriptor instead.
 func (*CancelJobsResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{17}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CancelJobsResponse) GetJobIds() []uint32 {
@@ -2512,7 +2586,7 @@ type JobFilter struct {
 
 func (x *JobFilter) Reset() {
 	*x = JobFilter{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[18]
+	mi := &file_muster_api_v1_job_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2524,7 +2598,7 @@ func (x *JobFilter) String() string {
 func (*JobFilter) ProtoMessage() {}
 
 func (x *JobFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[18]
+	mi := &file_muster_api_v1_job_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2537,7 +2611,7 @@ func (x *JobFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobFilter.ProtoReflect.Descriptor instead.
 func (*JobFilter) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{18}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *JobFilter) GetJobIds() []uint32 {
@@ -2638,7 +2712,7 @@ type UpdateJobRequest struct {
 
 func (x *UpdateJobRequest) Reset() {
 	*x = UpdateJobRequest{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[19]
+	mi := &file_muster_api_v1_job_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2650,7 +2724,7 @@ func (x *UpdateJobRequest) String() string {
 func (*UpdateJobRequest) ProtoMessage() {}
 
 func (x *UpdateJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[19]
+	mi := &file_muster_api_v1_job_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2663,7 +2737,7 @@ func (x *UpdateJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateJobRequest.ProtoReflect.Descriptor instead.
 func (*UpdateJobRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{19}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *UpdateJobRequest) GetRequestId() string {
@@ -2839,7 +2913,7 @@ type UpdateJobResponse struct {
 
 func (x *UpdateJobResponse) Reset() {
 	*x = UpdateJobResponse{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[20]
+	mi := &file_muster_api_v1_job_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2851,7 +2925,7 @@ func (x *UpdateJobResponse) String() string {
 func (*UpdateJobResponse) ProtoMessage() {}
 
 func (x *UpdateJobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[20]
+	mi := &file_muster_api_v1_job_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2864,7 +2938,7 @@ func (x *UpdateJobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateJobResponse.ProtoReflect.Descriptor instead.
 func (*UpdateJobResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{20}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *UpdateJobResponse) GetRefusals() []*ErrorDetail {
@@ -2894,7 +2968,7 @@ type GetJobRequest struct {
 
 func (x *GetJobRequest) Reset() {
 	*x = GetJobRequest{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[21]
+	mi := &file_muster_api_v1_job_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2906,7 +2980,7 @@ func (x *GetJobRequest) String() string {
 func (*GetJobRequest) ProtoMessage() {}
 
 func (x *GetJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[21]
+	mi := &file_muster_api_v1_job_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2919,7 +2993,7 @@ func (x *GetJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetJobRequest.ProtoReflect.Descriptor instead.
 func (*GetJobRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{21}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GetJobRequest) GetJobId() uint32 {
@@ -2955,7 +3029,7 @@ type GetJobResponse struct {
 
 func (x *GetJobResponse) Reset() {
 	*x = GetJobResponse{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[22]
+	mi := &file_muster_api_v1_job_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2967,7 +3041,7 @@ func (x *GetJobResponse) String() string {
 func (*GetJobResponse) ProtoMessage() {}
 
 func (x *GetJobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[22]
+	mi := &file_muster_api_v1_job_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2980,7 +3054,7 @@ func (x *GetJobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetJobResponse.ProtoReflect.Descriptor instead.
 func (*GetJobResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{22}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GetJobResponse) GetJob() *Job {
@@ -3041,7 +3115,7 @@ type NodeShare struct {
 
 func (x *NodeShare) Reset() {
 	*x = NodeShare{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[23]
+	mi := &file_muster_api_v1_job_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3053,7 +3127,7 @@ func (x *NodeShare) String() string {
 func (*NodeShare) ProtoMessage() {}
 
 func (x *NodeShare) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[23]
+	mi := &file_muster_api_v1_job_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3066,7 +3140,7 @@ func (x *NodeShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShare.ProtoReflect.Descriptor instead.
 func (*NodeShare) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{23}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *NodeShare) GetNode() string {
@@ -3137,7 +3211,7 @@ type ListJobsRequest struct {
 
 func (x *ListJobsRequest) Reset() {
 	*x = ListJobsRequest{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[24]
+	mi := &file_muster_api_v1_job_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3149,7 +3223,7 @@ func (x *ListJobsRequest) String() string {
 func (*ListJobsRequest) ProtoMessage() {}
 
 func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[24]
+	mi := &file_muster_api_v1_job_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3162,7 +3236,7 @@ func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsRequest.ProtoReflect.Descriptor instead.
 func (*ListJobsRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{24}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListJobsRequest) GetFilter() *JobFilter {
@@ -3217,7 +3291,7 @@ type ListJobsResponse struct {
 
 func (x *ListJobsResponse) Reset() {
 	*x = ListJobsResponse{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[25]
+	mi := &file_muster_api_v1_job_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3229,7 +3303,7 @@ func (x *ListJobsResponse) String() string {
 func (*ListJobsResponse) ProtoMessage() {}
 
 func (x *ListJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[25]
+	mi := &file_muster_api_v1_job_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3242,7 +3316,7 @@ func (x *ListJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsResponse.ProtoReflect.Descriptor instead.
 func (*ListJobsResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{25}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListJobsResponse) GetJobs() []*Job {
@@ -3286,7 +3360,7 @@ type WatchJobsRequest struct {
 
 func (x *WatchJobsRequest) Reset() {
 	*x = WatchJobsRequest{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[26]
+	mi := &file_muster_api_v1_job_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3298,7 +3372,7 @@ func (x *WatchJobsRequest) String() string {
 func (*WatchJobsRequest) ProtoMessage() {}
 
 func (x *WatchJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[26]
+	mi := &file_muster_api_v1_job_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3311,7 +3385,7 @@ func (x *WatchJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchJobsRequest.ProtoReflect.Descriptor instead.
 func (*WatchJobsRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{26}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WatchJobsRequest) GetFilter() *JobFilter {
@@ -3347,7 +3421,7 @@ type WatchJobsResponse struct {
 
 func (x *WatchJobsResponse) Reset() {
 	*x = WatchJobsResponse{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[27]
+	mi := &file_muster_api_v1_job_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3359,7 +3433,7 @@ func (x *WatchJobsResponse) String() string {
 func (*WatchJobsResponse) ProtoMessage() {}
 
 func (x *WatchJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[27]
+	mi := &file_muster_api_v1_job_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3372,7 +3446,7 @@ func (x *WatchJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchJobsResponse.ProtoReflect.Descriptor instead.
 func (*WatchJobsResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{27}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WatchJobsResponse) GetJobs() []*Job {
@@ -3445,7 +3519,7 @@ type StepSpec struct {
 
 func (x *StepSpec) Reset() {
 	*x = StepSpec{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[28]
+	mi := &file_muster_api_v1_job_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3457,7 +3531,7 @@ func (x *StepSpec) String() string {
 func (*StepSpec) ProtoMessage() {}
 
 func (x *StepSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[28]
+	mi := &file_muster_api_v1_job_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3470,7 +3544,7 @@ func (x *StepSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepSpec.ProtoReflect.Descriptor instead.
 func (*StepSpec) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{28}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StepSpec) GetName() string {
@@ -3587,7 +3661,7 @@ type TaskExit struct {
 
 func (x *TaskExit) Reset() {
 	*x = TaskExit{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[29]
+	mi := &file_muster_api_v1_job_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3599,7 +3673,7 @@ func (x *TaskExit) String() string {
 func (*TaskExit) ProtoMessage() {}
 
 func (x *TaskExit) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[29]
+	mi := &file_muster_api_v1_job_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3612,7 +3686,7 @@ func (x *TaskExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskExit.ProtoReflect.Descriptor instead.
 func (*TaskExit) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{29}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *TaskExit) GetFirstRank() uint32 {
@@ -3709,7 +3783,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[30]
+	mi := &file_muster_api_v1_job_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3721,7 +3795,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[30]
+	mi := &file_muster_api_v1_job_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3734,7 +3808,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{30}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Step) GetJobId() uint32 {
@@ -3882,7 +3956,7 @@ type CreateStepRequest struct {
 
 func (x *CreateStepRequest) Reset() {
 	*x = CreateStepRequest{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[31]
+	mi := &file_muster_api_v1_job_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3894,7 +3968,7 @@ func (x *CreateStepRequest) String() string {
 func (*CreateStepRequest) ProtoMessage() {}
 
 func (x *CreateStepRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[31]
+	mi := &file_muster_api_v1_job_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3907,7 +3981,7 @@ func (x *CreateStepRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateStepRequest.ProtoReflect.Descriptor instead.
 func (*CreateStepRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{31}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CreateStepRequest) GetRequestId() string {
@@ -3960,7 +4034,7 @@ type CreateStepResponse struct {
 
 func (x *CreateStepResponse) Reset() {
 	*x = CreateStepResponse{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[32]
+	mi := &file_muster_api_v1_job_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3972,7 +4046,7 @@ func (x *CreateStepResponse) String() string {
 func (*CreateStepResponse) ProtoMessage() {}
 
 func (x *CreateStepResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[32]
+	mi := &file_muster_api_v1_job_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3985,7 +4059,7 @@ func (x *CreateStepResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateStepResponse.ProtoReflect.Descriptor instead.
 func (*CreateStepResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{32}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CreateStepResponse) GetStep() *Step {
@@ -4028,7 +4102,7 @@ type GetStepRequest struct {
 
 func (x *GetStepRequest) Reset() {
 	*x = GetStepRequest{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[33]
+	mi := &file_muster_api_v1_job_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4040,7 +4114,7 @@ func (x *GetStepRequest) String() string {
 func (*GetStepRequest) ProtoMessage() {}
 
 func (x *GetStepRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[33]
+	mi := &file_muster_api_v1_job_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4053,7 +4127,7 @@ func (x *GetStepRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStepRequest.ProtoReflect.Descriptor instead.
 func (*GetStepRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{33}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GetStepRequest) GetJobId() uint32 {
@@ -4106,7 +4180,7 @@ type GetStepResponse struct {
 
 func (x *GetStepResponse) Reset() {
 	*x = GetStepResponse{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[34]
+	mi := &file_muster_api_v1_job_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4118,7 +4192,7 @@ func (x *GetStepResponse) String() string {
 func (*GetStepResponse) ProtoMessage() {}
 
 func (x *GetStepResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[34]
+	mi := &file_muster_api_v1_job_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4131,7 +4205,7 @@ func (x *GetStepResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStepResponse.ProtoReflect.Descriptor instead.
 func (*GetStepResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{34}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetStepResponse) GetStep() *Step {
@@ -4298,7 +4372,7 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\n" +
 	"batch_only\x18\x04 \x01(\bR\tbatchOnly\x12\x12\n" +
 	"\x04full\x18\x05 \x01(\bR\x04fullB\a\n" +
-	"\x05_step\"\xce\x06\n" +
+	"\x05_step\"\x8d\a\n" +
 	"\aAttempt\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x123\n" +
@@ -4323,7 +4397,14 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"timeLimitS\x128\n" +
 	"\vfinal_state\x18\x11 \x01(\x0e2\x17.muster.api.v1.JobStateR\n" +
 	"finalState\x125\n" +
-	"\tleftovers\x18\x12 \x03(\v2\x17.muster.api.v1.LeftoverR\tleftovers\"\xa5\x01\n" +
+	"\tleftovers\x18\x12 \x03(\v2\x17.muster.api.v1.LeftoverR\tleftovers\x12=\n" +
+	"\n" +
+	"unprepared\x18\x13 \x03(\v2\x1d.muster.api.v1.UnpreparedNodeR\n" +
+	"unprepared\"^\n" +
+	"\x0eUnpreparedNode\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x1c\n" +
+	"\tplacement\x18\x02 \x01(\rR\tplacement\x12\x1a\n" +
+	"\bsentence\x18\x03 \x01(\tR\bsentence\"\xa5\x01\n" +
 	"\bLeftover\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x1c\n" +
 	"\tplacement\x18\x02 \x01(\rR\tplacement\x12\x14\n" +
@@ -4605,7 +4686,7 @@ func file_muster_api_v1_job_proto_rawDescGZIP() []byte {
 }
 
 var file_muster_api_v1_job_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_muster_api_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_muster_api_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_muster_api_v1_job_proto_goTypes = []any{
 	(JobKind)(0),                  // 0: muster.api.v1.JobKind
 	(JobState)(0),                 // 1: muster.api.v1.JobState
@@ -4624,138 +4705,140 @@ var file_muster_api_v1_job_proto_goTypes = []any{
 	(*PreparedNode)(nil),          // 14: muster.api.v1.PreparedNode
 	(*SignalOrder)(nil),           // 15: muster.api.v1.SignalOrder
 	(*Attempt)(nil),               // 16: muster.api.v1.Attempt
-	(*Leftover)(nil),              // 17: muster.api.v1.Leftover
-	(*SubmitJobsRequest)(nil),     // 18: muster.api.v1.SubmitJobsRequest
-	(*JobSubmission)(nil),         // 19: muster.api.v1.JobSubmission
-	(*SubmitJobsResponse)(nil),    // 20: muster.api.v1.SubmitJobsResponse
-	(*SubmitResult)(nil),          // 21: muster.api.v1.SubmitResult
-	(*CancelJobsRequest)(nil),     // 22: muster.api.v1.CancelJobsRequest
-	(*CancelJobsResponse)(nil),    // 23: muster.api.v1.CancelJobsResponse
-	(*JobFilter)(nil),             // 24: muster.api.v1.JobFilter
-	(*UpdateJobRequest)(nil),      // 25: muster.api.v1.UpdateJobRequest
-	(*UpdateJobResponse)(nil),     // 26: muster.api.v1.UpdateJobResponse
-	(*GetJobRequest)(nil),         // 27: muster.api.v1.GetJobRequest
-	(*GetJobResponse)(nil),        // 28: muster.api.v1.GetJobResponse
-	(*NodeShare)(nil),             // 29: muster.api.v1.NodeShare
-	(*ListJobsRequest)(nil),       // 30: muster.api.v1.ListJobsRequest
-	(*ListJobsResponse)(nil),      // 31: muster.api.v1.ListJobsResponse
-	(*WatchJobsRequest)(nil),      // 32: muster.api.v1.WatchJobsRequest
-	(*WatchJobsResponse)(nil),     // 33: muster.api.v1.WatchJobsResponse
-	(*StepSpec)(nil),              // 34: muster.api.v1.StepSpec
-	(*TaskExit)(nil),              // 35: muster.api.v1.TaskExit
-	(*Step)(nil),                  // 36: muster.api.v1.Step
-	(*CreateStepRequest)(nil),     // 37: muster.api.v1.CreateStepRequest
-	(*CreateStepResponse)(nil),    // 38: muster.api.v1.CreateStepResponse
-	(*GetStepRequest)(nil),        // 39: muster.api.v1.GetStepRequest
-	(*GetStepResponse)(nil),       // 40: muster.api.v1.GetStepResponse
-	(*timestamppb.Timestamp)(nil), // 41: google.protobuf.Timestamp
-	(*Revision)(nil),              // 42: muster.api.v1.Revision
-	(*Fence)(nil),                 // 43: muster.api.v1.Fence
-	(*ErrorDetail)(nil),           // 44: muster.api.v1.ErrorDetail
-	(*ReadOptions)(nil),           // 45: muster.api.v1.ReadOptions
-	(*ReadInfo)(nil),              // 46: muster.api.v1.ReadInfo
-	(*Page)(nil),                  // 47: muster.api.v1.Page
+	(*UnpreparedNode)(nil),        // 17: muster.api.v1.UnpreparedNode
+	(*Leftover)(nil),              // 18: muster.api.v1.Leftover
+	(*SubmitJobsRequest)(nil),     // 19: muster.api.v1.SubmitJobsRequest
+	(*JobSubmission)(nil),         // 20: muster.api.v1.JobSubmission
+	(*SubmitJobsResponse)(nil),    // 21: muster.api.v1.SubmitJobsResponse
+	(*SubmitResult)(nil),          // 22: muster.api.v1.SubmitResult
+	(*CancelJobsRequest)(nil),     // 23: muster.api.v1.CancelJobsRequest
+	(*CancelJobsResponse)(nil),    // 24: muster.api.v1.CancelJobsResponse
+	(*JobFilter)(nil),             // 25: muster.api.v1.JobFilter
+	(*UpdateJobRequest)(nil),      // 26: muster.api.v1.UpdateJobRequest
+	(*UpdateJobResponse)(nil),     // 27: muster.api.v1.UpdateJobResponse
+	(*GetJobRequest)(nil),         // 28: muster.api.v1.GetJobRequest
+	(*GetJobResponse)(nil),        // 29: muster.api.v1.GetJobResponse
+	(*NodeShare)(nil),             // 30: muster.api.v1.NodeShare
+	(*ListJobsRequest)(nil),       // 31: muster.api.v1.ListJobsRequest
+	(*ListJobsResponse)(nil),      // 32: muster.api.v1.ListJobsResponse
+	(*WatchJobsRequest)(nil),      // 33: muster.api.v1.WatchJobsRequest
+	(*WatchJobsResponse)(nil),     // 34: muster.api.v1.WatchJobsResponse
+	(*StepSpec)(nil),              // 35: muster.api.v1.StepSpec
+	(*TaskExit)(nil),              // 36: muster.api.v1.TaskExit
+	(*Step)(nil),                  // 37: muster.api.v1.Step
+	(*CreateStepRequest)(nil),     // 38: muster.api.v1.CreateStepRequest
+	(*CreateStepResponse)(nil),    // 39: muster.api.v1.CreateStepResponse
+	(*GetStepRequest)(nil),        // 40: muster.api.v1.GetStepRequest
+	(*GetStepResponse)(nil),       // 41: muster.api.v1.GetStepResponse
+	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
+	(*Revision)(nil),              // 43: muster.api.v1.Revision
+	(*Fence)(nil),                 // 44: muster.api.v1.Fence
+	(*ErrorDetail)(nil),           // 45: muster.api.v1.ErrorDetail
+	(*ReadOptions)(nil),           // 46: muster.api.v1.ReadOptions
+	(*ReadInfo)(nil),              // 47: muster.api.v1.ReadInfo
+	(*Page)(nil),                  // 48: muster.api.v1.Page
 }
 var file_muster_api_v1_job_proto_depIdxs = []int32{
 	0,  // 0: muster.api.v1.JobSpec.kind:type_name -> muster.api.v1.JobKind
 	6,  // 1: muster.api.v1.JobSpec.resources:type_name -> muster.api.v1.ResourceRequest
 	7,  // 2: muster.api.v1.JobSpec.task_options:type_name -> muster.api.v1.TaskOptions
-	41, // 3: muster.api.v1.JobSpec.begin_time:type_name -> google.protobuf.Timestamp
+	42, // 3: muster.api.v1.JobSpec.begin_time:type_name -> google.protobuf.Timestamp
 	1,  // 4: muster.api.v1.JobStatus.state:type_name -> muster.api.v1.JobState
 	2,  // 5: muster.api.v1.JobStatus.reason:type_name -> muster.api.v1.WaitReason
-	41, // 6: muster.api.v1.JobStatus.submit_time:type_name -> google.protobuf.Timestamp
-	41, // 7: muster.api.v1.JobStatus.eligible_time:type_name -> google.protobuf.Timestamp
-	41, // 8: muster.api.v1.JobStatus.start_time:type_name -> google.protobuf.Timestamp
-	41, // 9: muster.api.v1.JobStatus.end_time:type_name -> google.protobuf.Timestamp
-	41, // 10: muster.api.v1.JobStatus.not_before:type_name -> google.protobuf.Timestamp
-	42, // 11: muster.api.v1.Job.revision:type_name -> muster.api.v1.Revision
+	42, // 6: muster.api.v1.JobStatus.submit_time:type_name -> google.protobuf.Timestamp
+	42, // 7: muster.api.v1.JobStatus.eligible_time:type_name -> google.protobuf.Timestamp
+	42, // 8: muster.api.v1.JobStatus.start_time:type_name -> google.protobuf.Timestamp
+	42, // 9: muster.api.v1.JobStatus.end_time:type_name -> google.protobuf.Timestamp
+	42, // 10: muster.api.v1.JobStatus.not_before:type_name -> google.protobuf.Timestamp
+	43, // 11: muster.api.v1.Job.revision:type_name -> muster.api.v1.Revision
 	8,  // 12: muster.api.v1.Job.spec:type_name -> muster.api.v1.JobSpec
 	9,  // 13: muster.api.v1.Job.owner:type_name -> muster.api.v1.JobOwner
 	10, // 14: muster.api.v1.Job.status:type_name -> muster.api.v1.JobStatus
 	12, // 15: muster.api.v1.Placement.groups:type_name -> muster.api.v1.NodeGroup
-	42, // 16: muster.api.v1.Attempt.revision:type_name -> muster.api.v1.Revision
-	43, // 17: muster.api.v1.Attempt.fence:type_name -> muster.api.v1.Fence
+	43, // 16: muster.api.v1.Attempt.revision:type_name -> muster.api.v1.Revision
+	44, // 17: muster.api.v1.Attempt.fence:type_name -> muster.api.v1.Fence
 	4,  // 18: muster.api.v1.Attempt.state:type_name -> muster.api.v1.AttemptState
 	13, // 19: muster.api.v1.Attempt.placement:type_name -> muster.api.v1.Placement
 	14, // 20: muster.api.v1.Attempt.prepared:type_name -> muster.api.v1.PreparedNode
-	41, // 21: muster.api.v1.Attempt.place_time:type_name -> google.protobuf.Timestamp
-	41, // 22: muster.api.v1.Attempt.start_time:type_name -> google.protobuf.Timestamp
-	41, // 23: muster.api.v1.Attempt.end_time:type_name -> google.protobuf.Timestamp
+	42, // 21: muster.api.v1.Attempt.place_time:type_name -> google.protobuf.Timestamp
+	42, // 22: muster.api.v1.Attempt.start_time:type_name -> google.protobuf.Timestamp
+	42, // 23: muster.api.v1.Attempt.end_time:type_name -> google.protobuf.Timestamp
 	3,  // 24: muster.api.v1.Attempt.failure:type_name -> muster.api.v1.FailureClass
 	15, // 25: muster.api.v1.Attempt.signals:type_name -> muster.api.v1.SignalOrder
 	1,  // 26: muster.api.v1.Attempt.final_state:type_name -> muster.api.v1.JobState
-	17, // 27: muster.api.v1.Attempt.leftovers:type_name -> muster.api.v1.Leftover
-	19, // 28: muster.api.v1.SubmitJobsRequest.jobs:type_name -> muster.api.v1.JobSubmission
-	8,  // 29: muster.api.v1.JobSubmission.spec:type_name -> muster.api.v1.JobSpec
-	21, // 30: muster.api.v1.SubmitJobsResponse.results:type_name -> muster.api.v1.SubmitResult
-	42, // 31: muster.api.v1.SubmitJobsResponse.revision:type_name -> muster.api.v1.Revision
-	44, // 32: muster.api.v1.SubmitResult.refusal:type_name -> muster.api.v1.ErrorDetail
-	24, // 33: muster.api.v1.CancelJobsRequest.filter:type_name -> muster.api.v1.JobFilter
-	44, // 34: muster.api.v1.CancelJobsResponse.refusals:type_name -> muster.api.v1.ErrorDetail
-	42, // 35: muster.api.v1.CancelJobsResponse.revision:type_name -> muster.api.v1.Revision
-	1,  // 36: muster.api.v1.JobFilter.states:type_name -> muster.api.v1.JobState
-	41, // 37: muster.api.v1.JobFilter.ended_since:type_name -> google.protobuf.Timestamp
-	41, // 38: muster.api.v1.JobFilter.submitted_before:type_name -> google.protobuf.Timestamp
-	44, // 39: muster.api.v1.UpdateJobResponse.refusals:type_name -> muster.api.v1.ErrorDetail
-	42, // 40: muster.api.v1.UpdateJobResponse.revision:type_name -> muster.api.v1.Revision
-	45, // 41: muster.api.v1.GetJobRequest.read:type_name -> muster.api.v1.ReadOptions
-	11, // 42: muster.api.v1.GetJobResponse.job:type_name -> muster.api.v1.Job
-	16, // 43: muster.api.v1.GetJobResponse.attempts:type_name -> muster.api.v1.Attempt
-	36, // 44: muster.api.v1.GetJobResponse.steps:type_name -> muster.api.v1.Step
-	46, // 45: muster.api.v1.GetJobResponse.info:type_name -> muster.api.v1.ReadInfo
-	29, // 46: muster.api.v1.GetJobResponse.shares:type_name -> muster.api.v1.NodeShare
-	24, // 47: muster.api.v1.ListJobsRequest.filter:type_name -> muster.api.v1.JobFilter
-	47, // 48: muster.api.v1.ListJobsRequest.page:type_name -> muster.api.v1.Page
-	45, // 49: muster.api.v1.ListJobsRequest.read:type_name -> muster.api.v1.ReadOptions
-	11, // 50: muster.api.v1.ListJobsResponse.jobs:type_name -> muster.api.v1.Job
-	36, // 51: muster.api.v1.ListJobsResponse.steps:type_name -> muster.api.v1.Step
-	46, // 52: muster.api.v1.ListJobsResponse.info:type_name -> muster.api.v1.ReadInfo
-	24, // 53: muster.api.v1.WatchJobsRequest.filter:type_name -> muster.api.v1.JobFilter
-	42, // 54: muster.api.v1.WatchJobsRequest.after:type_name -> muster.api.v1.Revision
-	11, // 55: muster.api.v1.WatchJobsResponse.jobs:type_name -> muster.api.v1.Job
-	36, // 56: muster.api.v1.WatchJobsResponse.steps:type_name -> muster.api.v1.Step
-	42, // 57: muster.api.v1.WatchJobsResponse.revision:type_name -> muster.api.v1.Revision
-	6,  // 58: muster.api.v1.StepSpec.resources:type_name -> muster.api.v1.ResourceRequest
-	7,  // 59: muster.api.v1.StepSpec.task_options:type_name -> muster.api.v1.TaskOptions
-	42, // 60: muster.api.v1.Step.revision:type_name -> muster.api.v1.Revision
-	34, // 61: muster.api.v1.Step.spec:type_name -> muster.api.v1.StepSpec
-	5,  // 62: muster.api.v1.Step.state:type_name -> muster.api.v1.StepState
-	13, // 63: muster.api.v1.Step.placement:type_name -> muster.api.v1.Placement
-	35, // 64: muster.api.v1.Step.exits:type_name -> muster.api.v1.TaskExit
-	41, // 65: muster.api.v1.Step.create_time:type_name -> google.protobuf.Timestamp
-	41, // 66: muster.api.v1.Step.start_time:type_name -> google.protobuf.Timestamp
-	41, // 67: muster.api.v1.Step.end_time:type_name -> google.protobuf.Timestamp
-	14, // 68: muster.api.v1.Step.prepared:type_name -> muster.api.v1.PreparedNode
-	5,  // 69: muster.api.v1.Step.final_state:type_name -> muster.api.v1.StepState
-	34, // 70: muster.api.v1.CreateStepRequest.spec:type_name -> muster.api.v1.StepSpec
-	36, // 71: muster.api.v1.CreateStepResponse.step:type_name -> muster.api.v1.Step
-	29, // 72: muster.api.v1.CreateStepResponse.shares:type_name -> muster.api.v1.NodeShare
-	42, // 73: muster.api.v1.CreateStepResponse.revision:type_name -> muster.api.v1.Revision
-	45, // 74: muster.api.v1.GetStepRequest.read:type_name -> muster.api.v1.ReadOptions
-	36, // 75: muster.api.v1.GetStepResponse.step:type_name -> muster.api.v1.Step
-	29, // 76: muster.api.v1.GetStepResponse.shares:type_name -> muster.api.v1.NodeShare
-	46, // 77: muster.api.v1.GetStepResponse.info:type_name -> muster.api.v1.ReadInfo
-	18, // 78: muster.api.v1.JobService.SubmitJobs:input_type -> muster.api.v1.SubmitJobsRequest
-	22, // 79: muster.api.v1.JobService.CancelJobs:input_type -> muster.api.v1.CancelJobsRequest
-	25, // 80: muster.api.v1.JobService.UpdateJob:input_type -> muster.api.v1.UpdateJobRequest
-	27, // 81: muster.api.v1.JobService.GetJob:input_type -> muster.api.v1.GetJobRequest
-	30, // 82: muster.api.v1.JobService.ListJobs:input_type -> muster.api.v1.ListJobsRequest
-	32, // 83: muster.api.v1.JobService.WatchJobs:input_type -> muster.api.v1.WatchJobsRequest
-	37, // 84: muster.api.v1.JobService.CreateStep:input_type -> muster.api.v1.CreateStepRequest
-	39, // 85: muster.api.v1.JobService.GetStep:input_type -> muster.api.v1.GetStepRequest
-	20, // 86: muster.api.v1.JobService.SubmitJobs:output_type -> muster.api.v1.SubmitJobsResponse
-	23, // 87: muster.api.v1.JobService.CancelJobs:output_type -> muster.api.v1.CancelJobsResponse
-	26, // 88: muster.api.v1.JobService.UpdateJob:output_type -> muster.api.v1.UpdateJobResponse
-	28, // 89: muster.api.v1.JobService.GetJob:output_type -> muster.api.v1.GetJobResponse
-	31, // 90: muster.api.v1.JobService.ListJobs:output_type -> muster.api.v1.ListJobsResponse
-	33, // 91: muster.api.v1.JobService.WatchJobs:output_type -> muster.api.v1.WatchJobsResponse
-	38, // 92: muster.api.v1.JobService.CreateStep:output_type -> muster.api.v1.CreateStepResponse
-	40, // 93: muster.api.v1.JobService.GetStep:output_type -> muster.api.v1.GetStepResponse
-	86, // [86:94] is the sub-list for method output_type
-	78, // [78:86] is the sub-list for method input_type
-	78, // [78:78] is the sub-list for extension type_name
-	78, // [78:78] is the sub-list for extension extendee
-	0,  // [0:78] is the sub-list for field type_name
+	18, // 27: muster.api.v1.Attempt.leftovers:type_name -> muster.api.v1.Leftover
+	17, // 28: muster.api.v1.Attempt.unprepared:type_name -> muster.api.v1.UnpreparedNode
+	20, // 29: muster.api.v1.SubmitJobsRequest.jobs:type_name -> muster.api.v1.JobSubmission
+	8,  // 30: muster.api.v1.JobSubmission.spec:type_name -> muster.api.v1.JobSpec
+	22, // 31: muster.api.v1.SubmitJobsResponse.results:type_name -> muster.api.v1.SubmitResult
+	43, // 32: muster.api.v1.SubmitJobsResponse.revision:type_name -> muster.api.v1.Revision
+	45, // 33: muster.api.v1.SubmitResult.refusal:type_name -> muster.api.v1.ErrorDetail
+	25, // 34: muster.api.v1.CancelJobsRequest.filter:type_name -> muster.api.v1.JobFilter
+	45, // 35: muster.api.v1.CancelJobsResponse.refusals:type_name -> muster.api.v1.ErrorDetail
+	43, // 36: muster.api.v1.CancelJobsResponse.revision:type_name -> muster.api.v1.Revision
+	1,  // 37: muster.api.v1.JobFilter.states:type_name -> muster.api.v1.JobState
+	42, // 38: muster.api.v1.JobFilter.ended_since:type_name -> google.protobuf.Timestamp
+	42, // 39: muster.api.v1.JobFilter.submitted_before:type_name -> google.protobuf.Timestamp
+	45, // 40: muster.api.v1.UpdateJobResponse.refusals:type_name -> muster.api.v1.ErrorDetail
+	43, // 41: muster.api.v1.UpdateJobResponse.revision:type_name -> muster.api.v1.Revision
+	46, // 42: muster.api.v1.GetJobRequest.read:type_name -> muster.api.v1.ReadOptions
+	11, // 43: muster.api.v1.GetJobResponse.job:type_name -> muster.api.v1.Job
+	16, // 44: muster.api.v1.GetJobResponse.attempts:type_name -> muster.api.v1.Attempt
+	37, // 45: muster.api.v1.GetJobResponse.steps:type_name -> muster.api.v1.Step
+	47, // 46: muster.api.v1.GetJobResponse.info:type_name -> muster.api.v1.ReadInfo
+	30, // 47: muster.api.v1.GetJobResponse.shares:type_name -> muster.api.v1.NodeShare
+	25, // 48: muster.api.v1.ListJobsRequest.filter:type_name -> muster.api.v1.JobFilter
+	48, // 49: muster.api.v1.ListJobsRequest.page:type_name -> muster.api.v1.Page
+	46, // 50: muster.api.v1.ListJobsRequest.read:type_name -> muster.api.v1.ReadOptions
+	11, // 51: muster.api.v1.ListJobsResponse.jobs:type_name -> muster.api.v1.Job
+	37, // 52: muster.api.v1.ListJobsResponse.steps:type_name -> muster.api.v1.Step
+	47, // 53: muster.api.v1.ListJobsResponse.info:type_name -> muster.api.v1.ReadInfo
+	25, // 54: muster.api.v1.WatchJobsRequest.filter:type_name -> muster.api.v1.JobFilter
+	43, // 55: muster.api.v1.WatchJobsRequest.after:type_name -> muster.api.v1.Revision
+	11, // 56: muster.api.v1.WatchJobsResponse.jobs:type_name -> muster.api.v1.Job
+	37, // 57: muster.api.v1.WatchJobsResponse.steps:type_name -> muster.api.v1.Step
+	43, // 58: muster.api.v1.WatchJobsResponse.revision:type_name -> muster.api.v1.Revision
+	6,  // 59: muster.api.v1.StepSpec.resources:type_name -> muster.api.v1.ResourceRequest
+	7,  // 60: muster.api.v1.StepSpec.task_options:type_name -> muster.api.v1.TaskOptions
+	43, // 61: muster.api.v1.Step.revision:type_name -> muster.api.v1.Revision
+	35, // 62: muster.api.v1.Step.spec:type_name -> muster.api.v1.StepSpec
+	5,  // 63: muster.api.v1.Step.state:type_name -> muster.api.v1.StepState
+	13, // 64: muster.api.v1.Step.placement:type_name -> muster.api.v1.Placement
+	36, // 65: muster.api.v1.Step.exits:type_name -> muster.api.v1.TaskExit
+	42, // 66: muster.api.v1.Step.create_time:type_name -> google.protobuf.Timestamp
+	42, // 67: muster.api.v1.Step.start_time:type_name -> google.protobuf.Timestamp
+	42, // 68: muster.api.v1.Step.end_time:type_name -> google.protobuf.Timestamp
+	14, // 69: muster.api.v1.Step.prepared:type_name -> muster.api.v1.PreparedNode
+	5,  // 70: muster.api.v1.Step.final_state:type_name -> muster.api.v1.StepState
+	35, // 71: muster.api.v1.CreateStepRequest.spec:type_name -> muster.api.v1.StepSpec
+	37, // 72: muster.api.v1.CreateStepResponse.step:type_name -> muster.api.v1.Step
+	30, // 73: muster.api.v1.CreateStepResponse.shares:type_name -> muster.api.v1.NodeShare
+	43, // 74: muster.api.v1.CreateStepResponse.revision:type_name -> muster.api.v1.Revision
+	46, // 75: muster.api.v1.GetStepRequest.read:type_name -> muster.api.v1.ReadOptions
+	37, // 76: muster.api.v1.GetStepResponse.step:type_name -> muster.api.v1.Step
+	30, // 77: muster.api.v1.GetStepResponse.shares:type_name -> muster.api.v1.NodeShare
+	47, // 78: muster.api.v1.GetStepResponse.info:type_name -> muster.api.v1.ReadInfo
+	19, // 79: muster.api.v1.JobService.SubmitJobs:input_type -> muster.api.v1.SubmitJobsRequest
+	23, // 80: muster.api.v1.JobService.CancelJobs:input_type -> muster.api.v1.CancelJobsRequest
+	26, // 81: muster.api.v1.JobService.UpdateJob:input_type -> muster.api.v1.UpdateJobRequest
+	28, // 82: muster.api.v1.JobService.GetJob:input_type -> muster.api.v1.GetJobRequest
+	31, // 83: muster.api.v1.JobService.ListJobs:input_type -> muster.api.v1.ListJobsRequest
+	33, // 84: muster.api.v1.JobService.WatchJobs:input_type -> muster.api.v1.WatchJobsRequest
+	38, // 85: muster.api.v1.JobService.CreateStep:input_type -> muster.api.v1.CreateStepRequest
+	40, // 86: muster.api.v1.JobService.GetStep:input_type -> muster.api.v1.GetStepRequest
+	21, // 87: muster.api.v1.JobService.SubmitJobs:output_type -> muster.api.v1.SubmitJobsResponse
+	24, // 88: muster.api.v1.JobService.CancelJobs:output_type -> muster.api.v1.CancelJobsResponse
+	27, // 89: muster.api.v1.JobService.UpdateJob:output_type -> muster.api.v1.UpdateJobResponse
+	29, // 90: muster.api.v1.JobService.GetJob:output_type -> muster.api.v1.GetJobResponse
+	32, // 91: muster.api.v1.JobService.ListJobs:output_type -> muster.api.v1.ListJobsResponse
+	34, // 92: muster.api.v1.JobService.WatchJobs:output_type -> muster.api.v1.WatchJobsResponse
+	39, // 93: muster.api.v1.JobService.CreateStep:output_type -> muster.api.v1.CreateStepResponse
+	41, // 94: muster.api.v1.JobService.GetStep:output_type -> muster.api.v1.GetStepResponse
+	87, // [87:95] is the sub-list for method output_type
+	79, // [79:87] is the sub-list for method input_type
+	79, // [79:79] is the sub-list for extension type_name
+	79, // [79:79] is the sub-list for extension extendee
+	0,  // [0:79] is the sub-list for field type_name
 }
 
 func init() { file_muster_api_v1_job_proto_init() }
@@ -4765,8 +4848,8 @@ func file_muster_api_v1_job_proto_init() {
 	}
 	file_muster_api_v1_common_proto_init()
 	file_muster_api_v1_job_proto_msgTypes[9].OneofWrappers = []any{}
-	file_muster_api_v1_job_proto_msgTypes[16].OneofWrappers = []any{}
-	file_muster_api_v1_job_proto_msgTypes[19].OneofWrappers = []any{
+	file_muster_api_v1_job_proto_msgTypes[17].OneofWrappers = []any{}
+	file_muster_api_v1_job_proto_msgTypes[20].OneofWrappers = []any{
 		(*UpdateJobRequest_Hold)(nil),
 		(*UpdateJobRequest_Requeue)(nil),
 		(*UpdateJobRequest_TimeLimitS)(nil),
@@ -4782,7 +4865,7 @@ func file_muster_api_v1_job_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_muster_api_v1_job_proto_rawDesc), len(file_muster_api_v1_job_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   35,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

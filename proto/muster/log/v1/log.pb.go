@@ -1020,7 +1020,12 @@ type Place struct {
 	// Where.
 	Placement *v1.Placement `protobuf:"bytes,4,opt,name=placement,proto3" json:"placement,omitempty"`
 	// Partition it was placed in.
-	Partition     string `protobuf:"bytes,5,opt,name=partition,proto3" json:"partition,omitempty"`
+	Partition string `protobuf:"bytes,5,opt,name=partition,proto3" json:"partition,omitempty"`
+	// When replacing: nodes that leave because they did not get ready in time, which is charged to them. Nodes that reported a failure are
+	// charged already.
+	Unprepared []uint32 `protobuf:"varint,6,rep,packed,name=unprepared,proto3" json:"unprepared,omitempty"`
+	// Why those leave; one sentence.
+	Sentence      string `protobuf:"bytes,7,opt,name=sentence,proto3" json:"sentence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1086,6 +1091,20 @@ func (x *Place) GetPlacement() *v1.Placement {
 func (x *Place) GetPartition() string {
 	if x != nil {
 		return x.Partition
+	}
+	return ""
+}
+
+func (x *Place) GetUnprepared() []uint32 {
+	if x != nil {
+		return x.Unprepared
+	}
+	return nil
+}
+
+func (x *Place) GetSentence() string {
+	if x != nil {
+		return x.Sentence
 	}
 	return ""
 }
@@ -3321,13 +3340,17 @@ const file_muster_log_v1_log_proto_rawDesc = "" +
 	"\x05_step\"G\n" +
 	"\n" +
 	"UpdateJobs\x129\n" +
-	"\arequest\x18\x01 \x01(\v2\x1f.muster.api.v1.UpdateJobRequestR\arequest\"\xb9\x01\n" +
+	"\arequest\x18\x01 \x01(\v2\x1f.muster.api.v1.UpdateJobRequestR\arequest\"\xf5\x01\n" +
 	"\x05Place\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12)\n" +
 	"\x10placement_number\x18\x03 \x01(\rR\x0fplacementNumber\x126\n" +
 	"\tplacement\x18\x04 \x01(\v2\x18.muster.api.v1.PlacementR\tplacement\x12\x1c\n" +
-	"\tpartition\x18\x05 \x01(\tR\tpartition\"\x8a\x01\n" +
+	"\tpartition\x18\x05 \x01(\tR\tpartition\x12\x1e\n" +
+	"\n" +
+	"unprepared\x18\x06 \x03(\rR\n" +
+	"unprepared\x12\x1a\n" +
+	"\bsentence\x18\a \x01(\tR\bsentence\"\x8a\x01\n" +
 	"\fStartAttempt\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12*\n" +
 	"\x05fence\x18\x02 \x01(\v2\x14.muster.api.v1.FenceR\x05fence\x127\n" +
