@@ -15,25 +15,20 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	"go.etcd.io/bbolt"
 )
 
-// Buckets and keys of raft.db. The tail is written in the same transaction as the log, so that entries which a flipped bit
-// in bolt's own page headers hides are missed.
+// Keys of raft-boltdb's bucket conf.
 var (
-	bucketLog  = []byte("log")
-	bucketMeta = []byte("meta")
-	keyFormat  = []byte("format") // version (1) ‖ id of the data directory
-	keyTail    = []byte("tail")   // first index (8) ‖ last index (8), 0 if empty
-	keyStable  = []byte("stable") // all keys of the stable store
+	keyFormat = []byte("format") // version (1) ‖ id of the data directory
+	keyStable = []byte("stable") // all keys of the stable store
 )
 
 const (
-	dbFormat      = 1
-	deleteChunk   = 512 // entries deleted in one transaction, so that compaction does not hold up writes for long
-	fullRetry     = 100 * time.Millisecond
-	cachedEntries = 1024
-	cachedBytes   = 32 << 20
+	dbFormat    = 2
+	deleteChunk = 512 // entries deleted in one transaction, so that compaction does not hold up writes for long
+	fullRetry   = 100 * time.Millisecond
 )
 
 var (
@@ -42,14 +37,15 @@ var (
 	raftTermKey     = "CurrentTerm"
 )
 
-// boltStore is the log and the stable store of a member. Every record is verified when it is read.
+// boltStore is the log and the stable store of a member: raft-boltdb, with a checksum around everything that is stored. Every
+// record is verified when it is read.
 //
 // hashicorp/raft panics when it can't store its term or read a committed entry. Neither error reaches it: the store waits
 // for space, or ends the calling goroutine of hashicorp/raft (its deferred calls run, so it shuts down cleanly) after it has
 // reported why.
 type boltStore struct {
 	path    string
-	db      *bbolt.DB
+	db      *raftboltdb.BoltStore
 	space   *space
 	leading func() bool                  // whether this member leads: a leader does not wait for space, it steps down
 	onFail  func(error)                  // called once, when the store must not be used any more
@@ -58,13 +54,14 @@ type boltStore struct {
 	abort   func()                       // closes aborted
 	dead    atomic.Pointer[storeFailure] // set once
 	writes  writeClock
-	mu      sync.RWMutex
-	first   uint64
-	last    uint64
-	cache   logCache
-	logMu   sync.Mutex        // one writer of the log at a time
-	termMu  sync.Mutex        // one writer of the stable store at a time
-	stable  map[string][]byte // guarded by mu
+	logMu   sync.Mutex // one writer of the log's ends at a time
+	termMu  sync.Mutex // one writer of the stable store at a time
+
+	mu sync.RWMutex // guards what follows
+	logEnds
+	newest seam // of the last entry
+	cache  logCache
+	stable map[string][]byte
 }
 
 type storeFailure struct{ err error }
@@ -74,76 +71,100 @@ func boltOptions(readOnly bool) *bbolt.Options {
 		FreelistType: bbolt.FreelistMapType, PreLoadFreelist: true}
 }
 
+func openDB(path string, readOnly bool) (*raftboltdb.BoltStore, error) {
+	return raftboltdb.New(raftboltdb.Options{Path: path, BoltOptions: boltOptions(readOnly), MsgpackUseNewTimeFormat: true})
+}
+
 // createBolt makes an empty store that belongs to the data directory with that id.
 func createBolt(path, id string) error {
-	db, err := bbolt.Open(path, 0o600, boltOptions(false))
+	db, err := openDB(path, false)
 	if err != nil {
 		return fmt.Errorf("create %s: %w", path, err)
 	}
-	err = db.Update(func(tx *bbolt.Tx) error {
-		if _, err := tx.CreateBucket(bucketLog); err != nil {
-			return err
-		}
-		b, err := tx.CreateBucket(bucketMeta)
-		if err != nil {
-			return err
-		}
-		for key, payload := range map[string][]byte{
-			string(keyFormat): append([]byte{dbFormat}, id...),
-			string(keyTail):   make([]byte, 16),
-			string(keyStable): nil,
-		} {
-			if err := b.Put([]byte(key), seal([]byte(key), payload)); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	err = db.StoreLog(sealEnds(logEnds{}))
+	for _, r := range []struct{ key, payload []byte }{{keyFormat, append([]byte{dbFormat}, id...)}, {keyStable, nil}} {
+		err = errors.Join(err, db.Set(r.key, seal(r.key, r.payload)))
+	}
 	return errors.Join(err, db.Close())
 }
 
 // openBolt opens a store that the child process has found to be sound.
 func openBolt(path string, sp *space, leading func() bool, onFail func(error)) (*boltStore, error) {
-	db, err := bbolt.Open(path, 0o600, boltOptions(false))
+	s := &boltStore{path: path, space: sp, leading: leading, onFail: onFail, aborted: make(chan struct{})}
+	s.abort = sync.OnceFunc(func() { close(s.aborted) })
+	s.cache.init()
+	err := guard(func() (err error) {
+		s.db, err = openDB(path, false)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
-	s := &boltStore{path: path, db: db, space: sp, leading: leading, onFail: onFail, aborted: make(chan struct{})}
-	s.abort = sync.OnceFunc(func() { close(s.aborted) })
-	s.cache.init()
-	err = s.guard(func() error {
-		return db.View(func(tx *bbolt.Tx) error {
-			meta, err := readMeta(tx)
-			if err != nil {
-				return err
-			}
-			s.first, s.last, s.stable = meta.first, meta.last, meta.stable
-			return nil
-		})
-	})
-	if err != nil {
-		return nil, errors.Join(&DamageError{Path: path, What: err.Error()}, db.Close())
+	if err := s.load(); err != nil {
+		return nil, errors.Join(&DamageError{Path: path, What: err.Error()}, s.Close())
+	}
+	if err := guard(s.sweep); err != nil && !noSpace(err) {
+		return nil, errors.Join(fmt.Errorf("remove what is left of a deletion from %s: %w", path, err), s.Close())
 	}
 	return s, nil
 }
 
-type boltMeta struct {
-	id          string
-	first, last uint64
-	stable      map[string][]byte
+// load reads the ends of the log and the stable store.
+func (s *boltStore) load() error {
+	return guard(func() error {
+		meta, err := readMeta(s.db)
+		if err != nil {
+			return err
+		}
+		s.logEnds, s.stable = meta.logEnds, meta.stable
+		if s.last == 0 {
+			return nil
+		}
+		var l raft.Log
+		s.newest, err = readEntry(s.db, s.last, &l)
+		return err
+	})
 }
 
-// readMeta verifies and reads the records of the meta bucket.
-func readMeta(tx *bbolt.Tx) (boltMeta, error) {
-	var m boltMeta
-	b := tx.Bucket(bucketMeta)
-	if b == nil || tx.Bucket(bucketLog) == nil {
-		return m, errors.New("a bucket is missing")
+// sweep removes entries outside the ends of the log, which an interrupted deletion has left behind.
+func (s *boltStore) sweep() error {
+	lowest, err := s.db.FirstIndex()
+	if err != nil {
+		return err
 	}
+	if s.last == 0 {
+		if lowest == endsIndex {
+			return nil
+		}
+		return s.db.DeleteRange(1, endsIndex-1)
+	}
+	if lowest < s.first {
+		if err := s.db.DeleteRange(1, s.first-1); err != nil {
+			return err
+		}
+	}
+	if err := s.db.GetLog(s.last+1, new(raft.Log)); errors.Is(err, raft.ErrLogNotFound) {
+		return nil
+	}
+	return s.db.DeleteRange(s.last+1, endsIndex-1)
+}
+
+type boltMeta struct {
+	logEnds
+	id     string
+	stable map[string][]byte
+}
+
+// readMeta verifies and reads everything but the entries.
+func readMeta(db *raftboltdb.BoltStore) (boltMeta, error) {
+	var m boltMeta
 	read := func(key []byte) ([]byte, error) {
-		record := b.Get(key)
-		if record == nil {
+		record, err := db.Get(key)
+		if errors.Is(err, raftboltdb.ErrKeyNotFound) {
 			return nil, fmt.Errorf("record %q is missing", key)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("record %q: %w", key, err)
 		}
 		p, err := unseal(key, record)
 		if err != nil {
@@ -159,22 +180,42 @@ func readMeta(tx *bbolt.Tx) (boltMeta, error) {
 		return m, fmt.Errorf("format %x is unknown to this program", p)
 	}
 	m.id = string(p[1:])
-	if p, err = read(keyTail); err != nil {
-		return m, err
-	}
-	if len(p) != 16 {
-		return m, errRecordShape
-	}
-	m.first, m.last = binary.BigEndian.Uint64(p), binary.BigEndian.Uint64(p[8:])
 	if p, err = read(keyStable); err != nil {
 		return m, err
 	}
-	m.stable, err = decodeStable(p)
-	return m, err
+	if m.stable, err = decodeStable(p); err != nil {
+		return m, fmt.Errorf("record %q: %w", keyStable, err)
+	}
+	var l raft.Log
+	if _, err = readEntry(db, endsIndex, &l); err != nil {
+		return m, fmt.Errorf("the record of the log's ends: %w", err)
+	}
+	if m.logEnds, err = decodeEnds(l.Data); err != nil {
+		return m, fmt.Errorf("the record of the log's ends: %w", err)
+	}
+	return m, nil
+}
+
+// readEntry reads and verifies one entry.
+func readEntry(db *raftboltdb.BoltStore, index uint64, l *raft.Log) (seam, error) {
+	var r raft.Log
+	err := db.GetLog(index, &r)
+	if errors.Is(err, raft.ErrLogNotFound) {
+		return seam{}, errors.New("the entry is missing")
+	}
+	if err != nil {
+		return seam{}, fmt.Errorf("the entry can't be decoded: %w", err)
+	}
+	at, err := unsealLog(index, &r)
+	if err != nil {
+		return seam{}, err
+	}
+	*l = r
+	return at, nil
 }
 
 // guard turns faults of the mapped file (it was truncated) and panics of bolt (a page is nonsense) into errors.
-func (s *boltStore) guard(f func() error) (err error) {
+func guard(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
@@ -201,25 +242,29 @@ func (s *boltStore) failure() error {
 }
 
 func noSpace(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return true
+	}
+	// bolt makes a text of this one.
+	return err != nil && strings.Contains(err.Error(), "file resize error: ") && strings.HasSuffix(err.Error(), syscall.ENOSPC.Error())
 }
 
-// write runs a transaction. Without space it gives up the ballast and tries again; then a leader gets ErrDiskFull and steps
+// write runs f, which is one transaction. Without space it gives up the ballast and tries again; then a leader gets ErrDiskFull and steps
 // down, anyone else waits until there is space or the store is closed. Any other error ends the store: after a failed fsync
 // nobody knows what is on the disk.
-func (s *boltStore) write(what string, f func(*bbolt.Tx) error) error {
+func (s *boltStore) write(what string, f func() error) error {
 	defer s.writes.begin()()
 	for {
 		if err := s.failure(); err != nil {
 			return err
 		}
-		err := s.guard(func() error {
+		err := guard(func() error {
 			if p := s.inject.Load(); p != nil {
 				if err := (*p)(); err != nil {
 					return err
 				}
 			}
-			return s.db.Update(f)
+			return f()
 		})
 		switch {
 		case err == nil:
@@ -271,7 +316,7 @@ func (s *boltStore) GetLog(index uint64, l *raft.Log) error {
 		*l = *cached
 		return nil
 	default:
-		if err = s.readLog(index, l); err == nil {
+		if _, err = s.readLog(index, l); err == nil {
 			return nil
 		}
 		if now, _ := s.FirstIndex(); index < now {
@@ -288,16 +333,12 @@ func (s *boltStore) GetLog(index uint64, l *raft.Log) error {
 	return err
 }
 
-func (s *boltStore) readLog(index uint64, l *raft.Log) error {
-	return s.guard(func() error {
-		return s.db.View(func(tx *bbolt.Tx) error {
-			record := tx.Bucket(bucketLog).Get(indexKey(index))
-			if record == nil {
-				return errors.New("the entry is missing")
-			}
-			return decodeLog(index, record, l)
-		})
+func (s *boltStore) readLog(index uint64, l *raft.Log) (at seam, err error) {
+	err = guard(func() error {
+		at, err = readEntry(s.db, index, l)
+		return err
 	})
+	return at, err
 }
 
 // calledFrom tells whether one of the functions is among the callers. It is asked only when something went wrong.
@@ -320,108 +361,102 @@ func calledFrom(functions ...string) bool {
 // StoreLog appends one entry.
 func (s *boltStore) StoreLog(l *raft.Log) error { return s.StoreLogs([]*raft.Log{l}) }
 
-// StoreLogs appends entries, durably.
+// StoreLogs appends entries, durably. The new ends of the log are in the same transaction.
 func (s *boltStore) StoreLogs(logs []*raft.Log) error {
 	if len(logs) == 0 {
 		return nil
 	}
 	s.logMu.Lock()
 	defer s.logMu.Unlock()
-	first, last := s.ends()
-	if last == 0 {
-		first = logs[0].Index
-	} else if logs[0].Index != last+1 {
-		return fmt.Errorf("%s: entry %d does not follow entry %d", s.path, logs[0].Index, last)
+	next, newest := s.ends()
+	if next.last == 0 {
+		next.first, next.last = logs[0].Index, logs[0].Index-1
 	}
-	last = logs[len(logs)-1].Index
-	records := make([][]byte, len(logs))
-	for i, l := range logs {
-		records[i] = encodeLog(l)
-	}
-	err := s.write("log entries", func(tx *bbolt.Tx) error {
-		b := tx.Bucket(bucketLog)
-		b.FillPercent = 0.9 // entries are only ever appended
-		for i, l := range logs {
-			if err := b.Put(indexKey(l.Index), records[i]); err != nil {
-				return err
-			}
+	records := make([]*raft.Log, 0, len(logs)+1)
+	for _, l := range logs {
+		if l.Index != next.last+1 || l.Index >= endsIndex {
+			return fmt.Errorf("%s: entry %d does not follow entry %d", s.path, l.Index, next.last)
 		}
-		return putTail(tx, first, last)
-	})
-	if err != nil {
+		var r *raft.Log
+		r, newest = sealLog(l, newest)
+		next.last, next.sum = l.Index, newest.sum
+		records = append(records, r)
+	}
+	records = append(records, sealEnds(next))
+	if err := s.write("log entries", func() error { return s.db.StoreLogs(records) }); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.first, s.last = first, last
+	s.logEnds, s.newest = next, newest
 	for _, l := range logs {
 		s.cache.put(l)
 	}
 	return nil
 }
 
-func putTail(tx *bbolt.Tx, first, last uint64) error {
-	return tx.Bucket(bucketMeta).Put(keyTail, seal(keyTail, append(indexKey(first), indexKey(last)...)))
-}
-
-// DeleteRange deletes entries from lo to hi inclusive, at the beginning or at the end of the log. The beginning is deleted in
-// several transactions.
+// DeleteRange deletes entries from lo to hi inclusive, at the beginning or at the end of the log. They are gone, durably, when the
+// ends of the log have moved; then they are removed in several transactions. What an error or the end of the process leaves of
+// them lies outside the ends and is never read; the next deletion at the beginning, or the next start, removes it.
 func (s *boltStore) DeleteRange(lo, hi uint64) error {
-	for {
-		again, err := s.deleteChunk(lo, hi)
-		if err != nil || !again {
+	lo, hi, beginning, err := s.cut(lo, hi)
+	if err != nil {
+		return err
+	}
+	for at := lo; at <= hi; at += deleteChunk {
+		from, to := at, min(hi, at+deleteChunk-1)
+		if beginning && at == lo {
+			from = 1 // with what an earlier deletion has left
+		}
+		err := s.write("a deletion", func() error { return s.db.DeleteRange(from, to) })
+		if errors.Is(err, ErrDiskFull) || errors.Is(err, errStoreAborted) {
+			return nil
+		}
+		if err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
-// deleteChunk deletes the end of the log, or some entries of its beginning; it tells whether there is more to delete.
-func (s *boltStore) deleteChunk(lo, hi uint64) (again bool, err error) {
+// cut moves the ends of the log so that the entries from lo to hi are outside. It returns those that there are (lo > hi if none) and
+// whether they were the beginning of the log.
+func (s *boltStore) cut(lo, hi uint64) (_, _ uint64, beginning bool, err error) {
 	s.logMu.Lock()
 	defer s.logMu.Unlock()
-	first, last := s.ends()
-	lo, hi = max(lo, first), min(hi, last)
-	if last == 0 || lo > hi {
-		return false, nil
+	now, newest := s.ends()
+	lo, hi = max(lo, now.first), min(hi, now.last)
+	if now.last == 0 || lo > hi {
+		return 1, 0, false, nil
 	}
-	newFirst, newLast := first, lo-1
-	if lo == first {
-		again = hi-lo >= deleteChunk
-		hi = min(hi, lo+deleteChunk-1)
-		newFirst, newLast = hi+1, last
-	} else if hi < last {
-		return false, fmt.Errorf("%s: entries %d to %d are in the middle of the log", s.path, lo, hi)
-	}
-	if newFirst > newLast {
-		newFirst, newLast = 0, 0
-	}
-	s.setEnds(newFirst, newLast) // before the transaction, so that nobody looks for entries that are being deleted
-	err = s.write("the end of a deletion", func(tx *bbolt.Tx) error {
-		b := tx.Bucket(bucketLog)
-		for i := lo; i <= hi; i++ {
-			if err := b.Delete(indexKey(i)); err != nil {
-				return err
-			}
+	next := now
+	switch {
+	case lo == now.first && hi == now.last:
+		next, newest = logEnds{}, seam{}
+	case lo == now.first:
+		next.first = hi + 1
+	case hi == now.last:
+		if newest, err = s.readLog(lo-1, new(raft.Log)); err != nil {
+			return 1, 0, false, s.fail(&DamageError{Path: s.path, Index: lo - 1, What: err.Error()})
 		}
-		return putTail(tx, newFirst, newLast)
-	})
-	if err != nil {
-		s.setEnds(first, last)
+		next.last, next.sum = lo-1, newest.sum
+	default:
+		return 1, 0, false, fmt.Errorf("%s: entries %d to %d are in the middle of the log", s.path, lo, hi)
 	}
-	return again, err
-}
-
-func (s *boltStore) ends() (first, last uint64) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.first, s.last
-}
-
-func (s *boltStore) setEnds(first, last uint64) {
+	if err := s.write("the end of a deletion", func() error { return s.db.StoreLog(sealEnds(next)) }); err != nil {
+		return 1, 0, false, err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.first, s.last = first, last
+	s.logEnds, s.newest = next, newest
 	s.cache.init()
+	return lo, hi, lo == now.first, nil
+}
+
+func (s *boltStore) ends() (logEnds, seam) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.logEnds, s.newest
 }
 
 // Set stores one key of the stable store, durably.
@@ -433,9 +468,8 @@ func (s *boltStore) Set(key, value []byte) error {
 	s.mu.RUnlock()
 	next[string(key)] = slices.Clone(value)
 	payload := encodeStable(slices.Sorted(maps.Keys(next)), next)
-	err := s.write(string(key), func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketMeta).Put(keyStable, seal(keyStable, payload))
-	})
+	record := seal(keyStable, payload)
+	err := s.write(string(key), func() error { return s.db.Set(keyStable, record) })
 	if err != nil {
 		if string(key) == raftTermKey && !calledFrom("raft.NewRaft") {
 			runtime.Goexit() // hashicorp/raft would panic; in NewRaft the panic is caught
@@ -480,70 +514,5 @@ func (s *boltStore) GetUint64(key []byte) (uint64, error) {
 // Close closes the file. A store that failed in the middle of a transaction is left to the end of the process.
 func (s *boltStore) Close() error {
 	s.abort()
-	return s.guard(s.db.Close)
-}
-
-// logCache keeps the newest entries in memory, so that replication does not read what was just written.
-type logCache struct {
-	ring  []*raft.Log
-	bytes int
-	low   uint64 // lowest index that may be in the ring
-}
-
-func (c *logCache) init() { c.ring, c.bytes, c.low = make([]*raft.Log, cachedEntries), 0, 0 }
-
-func (c *logCache) get(index uint64) *raft.Log {
-	if l := c.ring[index%cachedEntries]; l != nil && l.Index == index {
-		return l
-	}
-	return nil
-}
-
-func (c *logCache) put(l *raft.Log) {
-	if c.low == 0 {
-		c.low = l.Index
-	}
-	for ; c.low < l.Index && (l.Index-c.low >= cachedEntries || c.bytes > cachedBytes); c.low++ {
-		if old := c.get(c.low); old != nil {
-			c.bytes -= len(old.Data)
-			c.ring[c.low%cachedEntries] = nil
-		}
-	}
-	c.ring[l.Index%cachedEntries] = l
-	c.bytes += len(l.Data)
-}
-
-// writeClock knows since when the oldest unfinished write runs.
-type writeClock struct {
-	mu     sync.Mutex
-	next   int
-	starts map[int]time.Time
-}
-
-// begin notes the start of a write; the function it returns notes its end.
-func (w *writeClock) begin() func() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.starts == nil {
-		w.starts = map[int]time.Time{}
-	}
-	n := w.next
-	w.next++
-	w.starts[n] = time.Now()
-	return func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		delete(w.starts, n)
-	}
-}
-
-// oldest is how long the oldest unfinished write has been running; 0 if there is none.
-func (w *writeClock) oldest() time.Duration {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	var d time.Duration
-	for _, t := range w.starts {
-		d = max(d, time.Since(t))
-	}
-	return d
+	return guard(s.db.Close)
 }

@@ -3,7 +3,6 @@ package replica
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -18,8 +17,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	"github.com/klauspost/compress/zstd"
-	"go.etcd.io/bbolt"
 )
 
 // Reading a broken bolt file can end the process (a fault in mapped memory, an endless recursion), so files are checked by a
@@ -183,18 +182,15 @@ func checkBolt(path string) (m boltMeta, err error) {
 			err = damage(0, fmt.Errorf("the database can't be read: %v", p))
 		}
 	}()
-	db, err := bbolt.Open(path, 0o600, boltOptions(true))
+	db, err := openDB(path, true)
 	if err != nil {
 		return m, damage(0, err)
 	}
 	defer db.Close()
-	err = db.View(func(tx *bbolt.Tx) error {
-		if m, err = readMeta(tx); err != nil {
-			return damage(0, err)
-		}
-		return checkEntries(tx, m, damage)
-	})
-	return m, err
+	if m, err = readMeta(db); err != nil {
+		return m, damage(0, err)
+	}
+	return m, checkEntries(db, m.logEnds, damage)
 }
 
 // inUse tells whether another process has the database open: bolt locks it.
@@ -218,30 +214,26 @@ func errInUse(path string) error {
 	return fmt.Errorf("%s is in use by another process: stop that member first", path)
 }
 
-func checkEntries(tx *bbolt.Tx, m boltMeta, damage func(uint64, error) error) error {
-	if (m.first == 0) != (m.last == 0) || m.first > m.last {
-		return damage(0, fmt.Errorf("the log goes from %d to %d", m.first, m.last))
+// checkEntries reads every entry by its key, as the member does, and checks that each follows the one before it. Entries outside the
+// ends were deleted and are nobody's concern.
+func checkEntries(db *raftboltdb.BoltStore, e logEnds, damage func(uint64, error) error) error {
+	if e.last == 0 {
+		return nil
 	}
-	next := m.first
-	c := tx.Bucket(bucketLog).Cursor()
-	for k, v := c.First(); k != nil; k, v = c.Next() {
-		if len(k) != 8 {
-			return damage(0, fmt.Errorf("an entry has the key %x", k))
-		}
-		if index := binary.BigEndian.Uint64(k); index != next || next == 0 {
-			return damage(next, fmt.Errorf("entry %d is in its place", index))
-		}
+	var last seam
+	for i := e.first; i <= e.last; i++ {
 		var l raft.Log
-		if err := decodeLog(next, v, &l); err != nil {
-			return damage(next, err)
+		at, err := readEntry(db, i, &l)
+		if err != nil {
+			return damage(i, err)
 		}
-		if !bytes.Equal(tx.Bucket(bucketLog).Get(k), v) { // the way down from the root
-			return damage(next, errors.New("the entry can't be found by its key"))
+		if i > e.first && at.before != last.sum {
+			return damage(i, fmt.Errorf("it follows an entry with checksum %08x; entry %d has %08x", at.before, i-1, last.sum))
 		}
-		next++
+		last = at
 	}
-	if m.last != 0 && next != m.last+1 {
-		return damage(next, fmt.Errorf("the entry is missing; the log should go to %d", m.last))
+	if last.sum != e.sum {
+		return damage(e.last, fmt.Errorf("the log should end with an entry of checksum %08x; this one has %08x", e.sum, last.sum))
 	}
 	return nil
 }

@@ -21,7 +21,7 @@
 // # Files in Config.Dir
 //
 //	id            random id of this data directory; made once, never reused
-//	raft/raft.db  log and stable store (bolt), a checksum in every record
+//	raft/raft.db  log and stable store (raft-boltdb), a checksum in every record; docs/design/replica.md has the format
 //	snapshots/    TERM-INDEX.snap: description, state (zstd), checksum; the newest two are kept
 //	ballast       reserved space, given up when the disk is full
 //	quarantine    why this member must not serve; only a rejoin removes it

@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -38,7 +39,11 @@ type pageCheck struct {
 	size  int64  // of a page
 	pages uint64 // in use
 	seen  map[uint64]bool
+	names map[string]bool // of buckets
 }
+
+// buckets are those of raft-boltdb.
+var buckets = []string{"conf", "logs"}
 
 // checkPages checks both meta pages, because bolt is content with one and would then silently go back to the state before the last
 // transaction, and every page that can be reached. It also notices a truncated file.
@@ -56,7 +61,7 @@ func checkPages(path string) error {
 	if err != nil {
 		return err
 	}
-	c := &pageCheck{f: f, size: int64(le.Uint32(m0[8:])), seen: map[uint64]bool{0: true, 1: true}}
+	c := &pageCheck{f: f, size: int64(le.Uint32(m0[8:])), seen: map[uint64]bool{0: true, 1: true}, names: map[string]bool{}}
 	if c.size < 512 || c.size > maxPageSize {
 		return fmt.Errorf("its pages have %d bytes", c.size)
 	}
@@ -77,7 +82,15 @@ func checkPages(path string) error {
 			return err
 		}
 	}
-	return c.walk(le.Uint64(meta[16:]))
+	if err := c.walk(le.Uint64(meta[16:]), nil, nil); err != nil {
+		return err
+	}
+	for _, name := range buckets {
+		if !c.names[name] {
+			return fmt.Errorf("it has no bucket %q: it was not written by this format of the program", name)
+		}
+	}
+	return nil
 }
 
 func readMetaPage(f io.ReaderAt, at int64) ([]byte, error) {
@@ -120,20 +133,20 @@ func (c *pageCheck) read(id uint64) ([]byte, error) {
 	return b, nil
 }
 
-// walk checks the tree under a page. It ends because no page is visited twice.
-func (c *pageCheck) walk(id uint64) error {
+// walk checks the tree under a page, whose keys are at least low and below high (nil: no bound). It ends because no page is visited twice.
+func (c *pageCheck) walk(id uint64, low, high []byte) error {
 	p, err := c.read(id)
 	if err != nil {
 		return err
 	}
-	if err := c.elements(p); err != nil {
+	if err := c.elements(p, low, high); err != nil {
 		return fmt.Errorf("page %d: %w", id, err)
 	}
 	return nil
 }
 
 // elements checks the elements of a branch or leaf page and what is under them.
-func (c *pageCheck) elements(p []byte) error {
+func (c *pageCheck) elements(p, low, high []byte) error {
 	flags, count := le.Uint16(p[8:]), int(le.Uint16(p[10:]))
 	if flags != flagBranch && flags != flagLeaf {
 		return fmt.Errorf("its kind is %x", flags)
@@ -141,42 +154,49 @@ func (c *pageCheck) elements(p []byte) error {
 	if pageHeader+count*elementSize > len(p) {
 		return fmt.Errorf("it can't hold %d elements", count)
 	}
+	keys, values := make([][]byte, count), make([][]byte, count)
 	for i := range count {
 		at := pageHeader + i*elementSize
 		e := p[at:]
-		if flags == flagBranch {
-			if _, err := span(p, at, le.Uint32(e), le.Uint32(e[4:]), 0); err != nil {
-				return err
-			}
-			if err := c.walk(le.Uint64(e[8:])); err != nil {
-				return err
-			}
-			continue
+		distance, key, value := le.Uint32(e), le.Uint32(e[4:]), uint32(0)
+		if flags == flagLeaf {
+			distance, key, value = le.Uint32(e[4:]), le.Uint32(e[8:]), le.Uint32(e[12:])
 		}
-		v, err := span(p, at, le.Uint32(e[4:]), le.Uint32(e[8:]), le.Uint32(e[12:]))
-		if err != nil {
+		begin := uint64(at) + uint64(distance)
+		end := begin + uint64(key) + uint64(value)
+		if end > uint64(len(p)) {
+			return errors.New("an element reaches beyond its page")
+		}
+		keys[i], values[i] = p[begin:begin+uint64(key)], p[begin+uint64(key):end]
+		if i > 0 && bytes.Compare(keys[i-1], keys[i]) >= 0 || bytes.Compare(keys[i], low) < 0 || high != nil && bytes.Compare(keys[i], high) >= 0 {
+			return fmt.Errorf("the key of element %d is out of order", i)
+		}
+	}
+	for i := range count {
+		e := p[pageHeader+i*elementSize:]
+		if err := c.under(flags, e, keys, values[i], i, high); err != nil {
 			return err
-		}
-		switch le.Uint32(e) {
-		case 0:
-		case flagBucket:
-			if err := c.bucket(v); err != nil {
-				return err
-			}
-		default:
-			return fmt.Errorf("element %d has the flags %x", i, le.Uint32(e))
 		}
 	}
 	return nil
 }
 
-// span returns the value of an element whose key and value are at a distance from it.
-func span(p []byte, at int, distance, key, value uint32) ([]byte, error) {
-	begin := uint64(at) + uint64(distance) + uint64(key)
-	if end := begin + uint64(value); end > uint64(len(p)) {
-		return nil, errors.New("an element reaches beyond its page")
+// under checks what is under element i.
+func (c *pageCheck) under(flags uint16, e []byte, keys [][]byte, value []byte, i int, high []byte) error {
+	if flags == flagBranch {
+		if i+1 < len(keys) {
+			high = keys[i+1]
+		}
+		return c.walk(le.Uint64(e[8:]), keys[i], high)
 	}
-	return p[begin : begin+uint64(value)], nil
+	switch le.Uint32(e) {
+	case 0:
+		return nil
+	case flagBucket:
+		c.names[string(keys[i])] = true
+		return c.bucket(value)
+	}
+	return fmt.Errorf("element %d has the flags %x", i, le.Uint32(e))
 }
 
 func (c *pageCheck) bucket(v []byte) error {
@@ -184,10 +204,10 @@ func (c *pageCheck) bucket(v []byte) error {
 		return fmt.Errorf("a bucket has %d bytes", len(v))
 	}
 	if root := le.Uint64(v); root != 0 {
-		return c.walk(root)
+		return c.walk(root, nil, nil)
 	}
 	if len(v) < bucketHeader+pageHeader {
 		return fmt.Errorf("a bucket within its parent has %d bytes", len(v))
 	}
-	return c.elements(v[bucketHeader:])
+	return c.elements(v[bucketHeader:], nil, nil)
 }

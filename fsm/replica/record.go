@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"time"
+	"math"
 
 	"github.com/hashicorp/raft"
 )
@@ -37,58 +37,108 @@ func unseal(key, record []byte) ([]byte, error) {
 
 func indexKey(index uint64) []byte { return binary.BigEndian.AppendUint64(nil, index) }
 
-const logRecordVersion = 1
+// endsIndex is the index under which the ends of the log are kept among its entries, so that raft-boltdb writes them in the same
+// transaction. No entry gets that far. Being the last key it lies in the page that every append writes anyway.
+const endsIndex = math.MaxUint64
+
+const (
+	logRecordVersion = 1
+	trailerSize      = 17
+	endsSize         = 20
+)
 
 var errRecordShape = errors.New("the record ends early")
 
-// encodeLog makes the sealed record of a log entry:
-//
-//	version (1) ‖ index (8) ‖ term (8) ‖ type (1) ‖ appended at, ns (8) ‖ len(data) (4) ‖ data ‖ extensions
-func encodeLog(l *raft.Log) []byte {
-	p := make([]byte, 0, 30+len(l.Data)+len(l.Extensions))
-	p = append(p, logRecordVersion)
-	p = binary.BigEndian.AppendUint64(p, l.Index)
-	p = binary.BigEndian.AppendUint64(p, l.Term)
-	p = append(p, byte(l.Type))
-	at := int64(0)
-	if !l.AppendedAt.IsZero() {
-		at = l.AppendedAt.UnixNano()
-	}
-	p = binary.BigEndian.AppendUint64(p, uint64(at))
-	p = binary.BigEndian.AppendUint32(p, uint32(len(l.Data)))
-	p = append(p, l.Data...)
-	p = append(p, l.Extensions...)
-	return seal(indexKey(l.Index), p)
+// seam is what an entry's record says beside the entry, so that the next one can refer to it.
+type seam struct {
+	sum    uint32 // checksum of the record
+	before uint32 // checksum of the record before it; 0 for the first of an empty log
+	bytes  uint64 // data and extensions of all entries since the log was empty, this one included
 }
 
-// decodeLog verifies and reads the record stored under index. What it fills in does not share the record's memory.
-func decodeLog(index uint64, record []byte, l *raft.Log) error {
-	p, err := unseal(indexKey(index), record)
-	if err != nil {
-		return err
+// sealLog makes what is stored for an entry that follows the one of seam last. The data stays where it is; the extensions become
+//
+//	version (1) ‖ crc32c (4) ‖ crc32c of the entry before (4) ‖ bytes so far (8) ‖ extensions
+//
+// all big endian. The checksum is over index (8), term (8), type (1), appended at in ns (8), len(data) (8), data, and the extensions as stored
+// without the checksum.
+func sealLog(l *raft.Log, last seam) (*raft.Log, seam) {
+	s := seam{before: last.sum, bytes: last.bytes + uint64(len(l.Data)+len(l.Extensions))}
+	x := make([]byte, trailerSize, trailerSize+len(l.Extensions))
+	x[0] = logRecordVersion
+	binary.BigEndian.PutUint32(x[5:], s.before)
+	binary.BigEndian.PutUint64(x[9:], s.bytes)
+	x = append(x, l.Extensions...)
+	r := *l
+	r.Extensions = x
+	s.sum = sumOf(&r)
+	binary.BigEndian.PutUint32(x[1:], s.sum)
+	return &r, s
+}
+
+// sumOf is the checksum of a stored entry.
+func sumOf(r *raft.Log) uint32 {
+	h := make([]byte, 0, 34)
+	h = binary.BigEndian.AppendUint64(h, r.Index)
+	h = binary.BigEndian.AppendUint64(h, r.Term)
+	h = append(h, byte(r.Type))
+	at := int64(0)
+	if !r.AppendedAt.IsZero() {
+		at = r.AppendedAt.UnixNano()
 	}
-	if len(p) < 30 {
-		return errRecordShape
+	h = binary.BigEndian.AppendUint64(h, uint64(at))
+	h = binary.BigEndian.AppendUint64(h, uint64(len(r.Data)))
+	h = append(h, r.Extensions[0])
+	c := crc32.Update(crc32.Checksum(h, castagnoli), castagnoli, r.Data)
+	return crc32.Update(c, castagnoli, r.Extensions[5:])
+}
+
+// unsealLog verifies what is stored under index and turns it into the entry again.
+func unsealLog(index uint64, r *raft.Log) (seam, error) {
+	x := r.Extensions
+	if len(x) < trailerSize {
+		return seam{}, errRecordShape
 	}
-	if p[0] != logRecordVersion {
-		return fmt.Errorf("record version %d is unknown to this program", p[0])
+	if x[0] != logRecordVersion {
+		return seam{}, fmt.Errorf("record version %d is unknown to this program", x[0])
 	}
-	*l = raft.Log{Index: binary.BigEndian.Uint64(p[1:]), Term: binary.BigEndian.Uint64(p[9:]), Type: raft.LogType(p[17])}
-	if at := int64(binary.BigEndian.Uint64(p[18:])); at != 0 {
-		l.AppendedAt = time.Unix(0, at)
+	s := seam{sum: binary.BigEndian.Uint32(x[1:]), before: binary.BigEndian.Uint32(x[5:]), bytes: binary.BigEndian.Uint64(x[9:])}
+	if got := sumOf(r); got != s.sum {
+		return seam{}, fmt.Errorf("checksum %08x, stored %08x", got, s.sum)
 	}
-	if l.Index != index {
-		return fmt.Errorf("the record says index %d", l.Index)
+	if r.Index != index {
+		return seam{}, fmt.Errorf("the record says index %d", r.Index)
 	}
-	n := int(binary.BigEndian.Uint32(p[26:]))
-	if n > len(p)-30 {
-		return errRecordShape
+	if r.Extensions = nil; len(x) > trailerSize {
+		r.Extensions = x[trailerSize:]
 	}
-	l.Data = append([]byte(nil), p[30:30+n]...)
-	if ext := p[30+n:]; len(ext) > 0 {
-		l.Extensions = append([]byte(nil), ext...)
+	return s, nil
+}
+
+// logEnds are the indexes of the first and the last entry, 0 if there is none, and the checksum of the last one's record.
+type logEnds struct {
+	first, last uint64
+	sum         uint32
+}
+
+// sealEnds makes the record of the log's ends: first (8) ‖ last (8) ‖ checksum of the last entry (4), sealed like an entry.
+func sealEnds(e logEnds) *raft.Log {
+	p := binary.BigEndian.AppendUint64(make([]byte, 0, endsSize), e.first)
+	p = binary.BigEndian.AppendUint64(p, e.last)
+	p = binary.BigEndian.AppendUint32(p, e.sum)
+	r, _ := sealLog(&raft.Log{Index: endsIndex, Data: p}, seam{})
+	return r
+}
+
+func decodeEnds(p []byte) (logEnds, error) {
+	if len(p) != endsSize {
+		return logEnds{}, errRecordShape
 	}
-	return nil
+	e := logEnds{first: binary.BigEndian.Uint64(p), last: binary.BigEndian.Uint64(p[8:]), sum: binary.BigEndian.Uint32(p[16:])}
+	if (e.first == 0) != (e.last == 0) || e.first > e.last || e.last >= endsIndex {
+		return logEnds{}, fmt.Errorf("the log goes from %d to %d", e.first, e.last)
+	}
+	return e, nil
 }
 
 // encodeStable makes the payload of the stable store's only record: a list of key and value, each with its length (4).

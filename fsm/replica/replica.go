@@ -107,8 +107,8 @@ func dropCovered(log *boltStore, snaps *snapStore) error {
 	if err != nil {
 		return err
 	}
-	if first, last := log.ends(); len(all) > 0 && last < all[0].Index {
-		return log.DeleteRange(first, last)
+	if e, _ := log.ends(); len(all) > 0 && e.last < all[0].Index {
+		return log.DeleteRange(e.first, e.last)
 	}
 	return nil
 }

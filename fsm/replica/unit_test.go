@@ -7,6 +7,9 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -127,19 +130,164 @@ func TestTheStableStoreKeepsEveryKey(t *testing.T) {
 	}
 }
 
-func TestARecordUnderAnotherKeyIsNoticed(t *testing.T) {
-	r := encodeLog(&raft.Log{Index: 7, Data: []byte("seven")})
-	var l raft.Log
-	if err := decodeLog(7, r, &l); err != nil || string(l.Data) != "seven" {
-		t.Fatal(err, l)
+func TestAChangedRecordIsNoticed(t *testing.T) {
+	entry := &raft.Log{Index: 7, Term: 3, Type: raft.LogCommand, Data: []byte("seven"), Extensions: []byte("more"), AppendedAt: time.Unix(5, 6)}
+	sound, at := sealLog(entry, seam{sum: 11, bytes: 13})
+	if string(entry.Extensions) != "more" {
+		t.Fatal("hashicorp/raft's entry was changed")
 	}
-	if err := decodeLog(8, r, &l); err == nil {
+	back := *sound
+	if got, err := unsealLog(7, &back); err != nil || got != at || got.before != 11 || got.bytes != 13+9 || !reflect.DeepEqual(&back, entry) {
+		t.Fatal(err, got, back)
+	}
+	for what, change := range map[string]func(*raft.Log){
+		"index":      func(l *raft.Log) { l.Index++ },
+		"term":       func(l *raft.Log) { l.Term++ },
+		"type":       func(l *raft.Log) { l.Type = raft.LogNoop },
+		"time":       func(l *raft.Log) { l.AppendedAt = l.AppendedAt.Add(1) },
+		"no time":    func(l *raft.Log) { l.AppendedAt = time.Time{} },
+		"data":       func(l *raft.Log) { l.Data[0] ^= 1 },
+		"no data":    func(l *raft.Log) { l.Data = nil },
+		"split":      func(l *raft.Log) { l.Data = append(l.Data, l.Extensions[trailerSize]) },
+		"nothing":    func(l *raft.Log) { l.Extensions = nil },
+		"extensions": func(l *raft.Log) { l.Extensions = l.Extensions[:len(l.Extensions)-1] },
+	} {
+		l := *sound
+		l.Data, l.Extensions = slices.Clone(l.Data), slices.Clone(l.Extensions)
+		change(&l)
+		for _, index := range []uint64{7, l.Index} {
+			if _, err := unsealLog(index, &l); err == nil {
+				t.Errorf("%s: not noticed", what)
+			}
+		}
+	}
+	for i := range sound.Extensions {
+		l := *sound
+		l.Extensions = slices.Clone(l.Extensions)
+		l.Extensions[i] ^= 1
+		if _, err := unsealLog(7, &l); err == nil {
+			t.Errorf("byte %d of the trailer: not noticed", i)
+		}
+	}
+	l := *sound
+	if _, err := unsealLog(8, &l); err == nil {
 		t.Error("entry 7 passes for entry 8")
 	}
-	for n := range r {
-		if err := decodeLog(7, r[:n], &l); err == nil {
-			t.Errorf("%d of %d bytes pass for the whole record", n, len(r))
+}
+
+func entries(from, to, term uint64) []*raft.Log {
+	var out []*raft.Log
+	for i := from; i <= to; i++ {
+		out = append(out, &raft.Log{Index: i, Term: term, Data: fmt.Append(nil, "entry ", i, " of ", term)})
+	}
+	return out
+}
+
+// TestAnOlderVersionOfAnEntryIsNoticed: a disk that forgot the write of one page gives back what was there before, with a valid checksum.
+func TestAnOlderVersionOfAnEntryIsNoticed(t *testing.T) {
+	for _, index := range []uint64{6, 10} { // in the middle, at the end
+		s := newTestBolt(t)
+		old, _ := sealLog(entries(index, index, 1)[0], seam{})
+		if err := errors.Join(s.StoreLogs(entries(1, 10, 1)), s.DeleteRange(5, 10), s.StoreLogs(entries(5, 10, 2))); err != nil {
+			t.Fatal(err)
 		}
+		dir := filepath.Dir(filepath.Dir(s.path))
+		if err := errors.Join(s.db.StoreLog(old), s.Close()); err != nil {
+			t.Fatal(err)
+		}
+		err := checkDir(dir)
+		if !errors.Is(err, ErrDamaged) {
+			t.Errorf("entry %d: %v", index, err)
+		}
+	}
+}
+
+// TestMissingEntriesAreNoticed also where bolt itself is content.
+func TestMissingEntriesAreNoticed(t *testing.T) {
+	for what, gone := range map[string][2]uint64{"first": {1, 1}, "middle": {5, 6}, "last": {10, 10}, "all": {1, 10}, "ends": {endsIndex, endsIndex}} {
+		s := newTestBolt(t)
+		if err := s.StoreLogs(entries(1, 10, 1)); err != nil {
+			t.Fatal(err)
+		}
+		dir := filepath.Dir(filepath.Dir(s.path))
+		if err := errors.Join(s.db.DeleteRange(gone[0], gone[1]), s.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if err := checkDir(dir); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "missing") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// TestAnInterruptedDeletionIsCompleteAndLeavesNothing: the process ends, or there is no space, after the ends of the log have moved.
+func TestAnInterruptedDeletionIsCompleteAndLeavesNothing(t *testing.T) {
+	for what, gone := range map[string][2]uint64{"beginning": {1, 6}, "end": {5, 10}, "all": {1, 10}} {
+		for _, then := range []string{"restart", "append"} {
+			s := newTestBolt(t)
+			if err := s.StoreLogs(entries(1, 10, 1)); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, _, err := s.cut(gone[0], gone[1]); err != nil {
+				t.Fatal(err)
+			}
+			want, _ := s.ends()
+			if then == "append" { // over part of what was left
+				next := max(want.last+1, 5)
+				if err := s.StoreLogs(entries(next, next+1, 2)); err != nil {
+					t.Fatal(err)
+				}
+				want, _ = s.ends()
+			}
+			dir := filepath.Dir(filepath.Dir(s.path))
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if err := checkDir(dir); err != nil && want.first <= 1 { // else it misses the snapshot
+				t.Errorf("%s, %s: %v", what, then, err)
+			}
+			s = reopenBolt(t, dir)
+			if got, _ := s.ends(); got != want {
+				t.Errorf("%s, %s: the log goes from %d to %d, want %d to %d", what, then, got.first, got.last, want.first, want.last)
+			}
+			for i := uint64(1); i <= 12; i++ {
+				stored := s.db.GetLog(i, new(raft.Log)) == nil
+				if inside := want.first <= i && i <= want.last; stored != inside {
+					t.Errorf("%s, %s: entry %d stored: %v", what, then, i, stored)
+				}
+			}
+		}
+	}
+}
+
+func TestADeletionWithoutSpaceIsMadeUpForByTheNext(t *testing.T) {
+	s := newTestBolt(t)
+	if err := s.StoreLogs(entries(1, 2000, 1)); err != nil {
+		t.Fatal(err)
+	}
+	s.leading = func() bool { return true }
+	n := 0
+	f := func() error {
+		if n++; n > 2 { // the ends and one chunk are written
+			return syscall.ENOSPC
+		}
+		return nil
+	}
+	s.inject.Store(&f)
+	if err := s.DeleteRange(1, 1500); err != nil {
+		t.Fatal(err)
+	}
+	if first, _ := s.FirstIndex(); first != 1501 {
+		t.Errorf("the log begins at %d", first)
+	}
+	if lowest, err := s.db.FirstIndex(); err != nil || lowest != deleteChunk+1 {
+		t.Errorf("the test is wrong: lowest %d, %v", lowest, err)
+	}
+	s.inject.Store(nil)
+	if err := s.DeleteRange(1501, 1501); err != nil {
+		t.Fatal(err)
+	}
+	if lowest, err := s.db.FirstIndex(); err != nil || lowest != 1502 {
+		t.Errorf("lowest entry %d, %v", lowest, err)
 	}
 }
 
