@@ -316,13 +316,8 @@ func (s *boltStore) GetLog(index uint64, l *raft.Log) error {
 		*l = *cached
 		return nil
 	default:
-		if _, err = s.readLog(index, l); err == nil {
+		if _, err = s.fetch(index, l); err == nil {
 			return nil
-		}
-		if now, _ := s.FirstIndex(); index < now {
-			err = raft.ErrLogNotFound // compacted meanwhile
-		} else {
-			err = s.fail(&DamageError{Path: s.path, Index: index, What: err.Error()})
 		}
 	}
 	// hashicorp/raft v1.7.3 panics on an error where it applies committed entries and where it bootstraps. Its replication
@@ -331,6 +326,22 @@ func (s *boltStore) GetLog(index uint64, l *raft.Log) error {
 		runtime.Goexit()
 	}
 	return err
+}
+
+// fetch reads and verifies an entry on the disk. One that can't be read ends the store, unless it was deleted meanwhile. It may also have
+// been deleted and stored anew between the look at the file and that at the ends: then the second look finds it.
+func (s *boltStore) fetch(index uint64, l *raft.Log) (seam, error) {
+	var err error
+	for range 2 {
+		var at seam
+		if at, err = s.readLog(index, l); err == nil {
+			return at, nil
+		}
+		if e, _ := s.ends(); index < e.first || index > e.last || e.last == 0 {
+			return seam{}, raft.ErrLogNotFound
+		}
+	}
+	return seam{}, s.fail(&DamageError{Path: s.path, Index: index, What: err.Error()})
 }
 
 func (s *boltStore) readLog(index uint64, l *raft.Log) (at seam, err error) {
@@ -436,8 +447,8 @@ func (s *boltStore) cut(lo, hi uint64) (_, _ uint64, beginning bool, err error) 
 	case lo == now.first:
 		next.first = hi + 1
 	case hi == now.last:
-		if newest, err = s.readLog(lo-1, new(raft.Log)); err != nil {
-			return 1, 0, false, s.fail(&DamageError{Path: s.path, Index: lo - 1, What: err.Error()})
+		if newest, err = s.fetch(lo-1, new(raft.Log)); err != nil {
+			return 1, 0, false, err
 		}
 		next.last, next.sum = lo-1, newest.sum
 	default:

@@ -89,13 +89,16 @@ type Timing struct {
 	SnapshotThreshold uint64
 	// TrailingLogs: this many entries stay in the log after a snapshot, for followers that lag a little.
 	TrailingLogs uint64
+	// SnapshotBytes: a snapshot is also due after entries of this many bytes, and no more than that stays in the log after it, however few
+	// entries that are. 0 means 64 MiB. Members in memory ignore it.
+	SnapshotBytes uint64
 }
 
 // Development is the profile of local clusters and tests: a dead leader is replaced in about 0.65 s.
 func Development() Timing {
 	return Timing{Heartbeat: 300 * time.Millisecond, Election: 300 * time.Millisecond, Lease: 150 * time.Millisecond,
 		Commit: 5 * time.Millisecond, MaxAppendEntries: 512,
-		SnapshotInterval: 30 * time.Second, SnapshotThreshold: 8192, TrailingLogs: 10240}
+		SnapshotInterval: 30 * time.Second, SnapshotThreshold: 8192, TrailingLogs: 10240, SnapshotBytes: defaultSnapshotBytes}
 }
 
 // Production is the calmer profile: a dead leader is replaced in about 1.1 s.
@@ -115,20 +118,25 @@ const (
 	defaultQueueBytes = 64 << 20
 	enqueueTimeout    = 2 * time.Second
 	defaultBallast    = 64 << 20
-	defaultLowSpace   = 16 << 20
-	keptDigests       = 64
-	keptSnapshots     = 2
-	promoteLag        = 1024
-	closeTimeout      = 10 * time.Second
-	leadPause         = time.Second
-	yieldTimeout      = time.Second
-	stallElections    = 4
-	fullPause         = 10 * time.Second
+
+	defaultSnapshotBytes = 64 << 20
+	defaultLowSpace      = 16 << 20
+	keptDigests          = 64
+	keptSnapshots        = 2
+	promoteLag           = 1024
+	closeTimeout         = 10 * time.Second
+	leadPause            = time.Second
+	yieldTimeout         = time.Second
+	stallElections       = 4
+	fullPause            = 10 * time.Second
 )
 
 func (c *Config) fill() {
 	if c.Profile == (Timing{}) {
 		c.Profile = Production()
+	}
+	if c.Profile.SnapshotBytes == 0 {
+		c.Profile.SnapshotBytes = defaultSnapshotBytes
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

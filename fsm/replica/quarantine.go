@@ -50,7 +50,7 @@ func (m *Member[V]) setAside(reason string, keep bool) {
 	}
 }
 
-// keep looks after the member: it reacts to quarantine, a full disk and a stuck disk, until Close.
+// keep looks after the member: it reacts to quarantine, a full disk, a stuck disk and a big log, until Close.
 func (m *Member[V]) keep() {
 	stall := time.Duration(stallElections) * m.cfg.Profile.Election
 	var spaceWake <-chan struct{}
@@ -72,6 +72,7 @@ func (m *Member[V]) keep() {
 			return
 		case <-spaceTick:
 			m.space.check()
+			m.snapshotIfDue()
 			if m.space.full.Load() && time.Since(tried) > fullPause {
 				tried = time.Now()
 				m.stepDown("its disk is full")

@@ -26,6 +26,7 @@ type Member[V View] struct {
 	fsm     *machine[V]
 	gate    *gate
 	bolt    *boltStore  // nil in memory
+	snaps   *snapStore  // nil in memory
 	space   *space      // nil in memory
 	delay   *delayMeter // nil in memory
 	queue   *queue
@@ -34,6 +35,7 @@ type Member[V View] struct {
 	quar    quarantine
 
 	started      atomic.Bool // raft is set
+	snapshotting atomic.Bool // a snapshot that is due by size is being taken
 	notify       chan bool
 	observations chan raft.Observation
 	stop         chan struct{} // closed by Close
@@ -84,6 +86,7 @@ func OpenMember[V View](cfg Config, sm StateMachine[V]) (*Member[V], error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open member: %w", err), m.bolt.Close())
 	}
+	m.snaps = snaps
 	if err := dropCovered(m.bolt, snaps); err != nil {
 		return nil, errors.Join(fmt.Errorf("open member: %w", err), m.bolt.Close())
 	}
@@ -124,10 +127,12 @@ func newMember[V View](cfg Config, id string, sm StateMachine[V]) *Member[V] {
 	return m
 }
 
+// maySnapshot prepares for a snapshot, or tells why there is none now.
 func (m *Member[V]) maySnapshot() error {
 	if m.space != nil && m.space.full.Load() {
 		return fmt.Errorf("%w: a snapshot is not taken now", ErrDiskFull)
 	}
+	m.boundTrailing()
 	return nil
 }
 

@@ -277,6 +277,42 @@ func TestDigestsAreKeptAtMarkedEntriesOnly(t *testing.T) {
 	}
 }
 
+func TestALogOfFewBigEntriesStaysSmall(t *testing.T) {
+	const limit, part = 512 << 10, 50 << 10
+	ms := cluster(t, 3, func(c *Config) {
+		c.Profile.SnapshotBytes, c.Profile.SnapshotInterval = limit, time.Hour // by count it is never due
+	})
+	lead := leaderOf(t, ms...)
+	last := ""
+	put := func() {
+		last += "x"
+		c := tick(last)
+		c.Traceparent = strings.Repeat("b", part)
+		if _, err := lead.Propose(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 4 * limit / part {
+		put()
+	}
+	for _, m := range ms { // each by itself
+		eventually(t, "a snapshot is taken and the log compacted", func() bool {
+			n, err := m.bolt.bytesAfter(0)
+			return err == nil && n <= 2*limit+2*part // since the snapshot, and before it
+		})
+		if n, err := m.bolt.bytesAfter(0); err != nil || n < limit/2 {
+			t.Errorf("only %d bytes stay in the log for followers that lag (%v)", n, err)
+		}
+	}
+	fresh := openTest(t, testConfig(t, t.TempDir()))
+	addVoter(t, lead, fresh)
+	put()
+	agree(t, append(ms, fresh)...)
+	if fresh.View().has("x") != 1 || fresh.View().has(last) != 1 {
+		t.Error("the learner lacks commands")
+	}
+}
+
 func TestALearnerFarBehindGetsASnapshotAndIsPromotedOnlyThen(t *testing.T) {
 	small := func(c *Config) {
 		c.Profile.SnapshotThreshold, c.Profile.TrailingLogs, c.Profile.SnapshotInterval = 50, 10, 50*time.Millisecond

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/hashicorp/raft"
 )
@@ -55,7 +56,8 @@ func (d *snapDescription) meta() *raft.SnapshotMeta {
 type snapStore struct {
 	dir    string
 	space  *space
-	onFail func(error) // called when a snapshot turns out to be damaged
+	onFail func(error)   // called when a snapshot turns out to be damaged
+	newest atomic.Uint64 // last index of the newest snapshot, as far as listed or written
 }
 
 func newSnapStore(dir string, sp *space, onFail func(error)) (*snapStore, error) {
@@ -101,7 +103,14 @@ func (s *snapStore) List() ([]*raft.SnapshotMeta, error) {
 	for _, d := range all {
 		out = append(out, d.meta())
 	}
+	s.note(all)
 	return out, nil
+}
+
+func (s *snapStore) note(all []*snapDescription) {
+	if len(all) > 0 {
+		s.newest.Store(all[0].Index)
+	}
 }
 
 // Open verifies all of a snapshot and then reads its state.
@@ -289,6 +298,7 @@ func (k *snapSink) Close() error {
 	if err != nil {
 		return err
 	}
+	k.store.note(all)
 	for _, old := range all[min(len(all), keptSnapshots):] {
 		if err := os.Remove(filepath.Join(k.store.dir, old.id()+snapSuffix)); err != nil {
 			return fmt.Errorf("remove an old snapshot: %w", err)

@@ -106,6 +106,65 @@ func TestTheLogIsEqualToASimpleTwin(t *testing.T) {
 	}
 }
 
+// TestTheSizeOfTheLogIsKnown compares it with a sum, over appends, deletions at both ends and a restart.
+func TestTheSizeOfTheLogIsKnown(t *testing.T) {
+	s := newTestBolt(t)
+	dir := filepath.Dir(filepath.Dir(s.path))
+	rng := rand.New(rand.NewPCG(9, 9))
+	var have []*raft.Log
+	for round := range 60 {
+		var logs []*raft.Log
+		for range 1 + rng.IntN(20) {
+			next := uint64(40)
+			if all := append(slices.Clone(have), logs...); len(all) > 0 {
+				next = all[len(all)-1].Index + 1
+			}
+			logs = append(logs, &raft.Log{Index: next, Data: make([]byte, rng.IntN(300)), Extensions: make([]byte, rng.IntN(3))})
+		}
+		if err := s.StoreLogs(logs); err != nil {
+			t.Fatal(err)
+		}
+		have = append(have, logs...)
+		if n := rng.IntN(len(have)); round%3 == 1 {
+			if err := s.DeleteRange(have[n].Index, have[len(have)-1].Index); err != nil {
+				t.Fatal(err)
+			}
+			have = have[:n]
+		} else if round%3 == 2 && n > 0 {
+			if err := s.DeleteRange(have[0].Index, have[n-1].Index); err != nil {
+				t.Fatal(err)
+			}
+			have = have[n:]
+		}
+		if round%20 == 19 {
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			s = reopenBolt(t, dir)
+		}
+		most, limit := uint64(rng.IntN(60)), uint64(rng.IntN(6000))
+		size, trailing := uint64(0), uint64(0)
+		for i := len(have) - 1; i >= 0; i-- {
+			if got, err := s.bytesAfter(have[i].Index); err != nil || got != size {
+				t.Fatalf("after entry %d: %d bytes, want %d, %v", have[i].Index, got, size, err)
+			}
+			if size += uint64(len(have[i].Data) + len(have[i].Extensions)); size <= limit && trailing < most {
+				trailing++
+			}
+		}
+		if got, err := s.bytesAfter(0); err != nil || got != size {
+			t.Fatalf("the whole log: %d bytes, want %d, %v", got, size, err)
+		}
+		got, err := s.trailing(most, limit)
+		if err != nil || got > most || min(got, uint64(len(have))) != trailing && got != most {
+			t.Fatalf("at most %d entries, %d bytes: %d may stay, want %d, %v", most, limit, got, trailing, err)
+		}
+		if got == most && most < uint64(len(have)) && trailing != most {
+			t.Fatalf("at most %d entries, %d bytes: all may stay, want %d", most, limit, trailing)
+		}
+	}
+}
+
 func TestTheStableStoreKeepsEveryKey(t *testing.T) {
 	s := newTestBolt(t)
 	dir := filepath.Dir(filepath.Dir(s.path))
