@@ -41,11 +41,14 @@ const tokenContext = "muster user token v1\x00"
 var ErrTokenExpired = errors.New("the token has expired")
 
 // SignToken makes the bearer token with which the user that it names is known to the cluster. The certificate must be
-// a node's, with its private key, and token.node must be the name in it.
+// a node's, with its private key, token.node must be the name in it, and token.audience must be given.
 func SignToken(token *nodev1.UserToken, certificate tls.Certificate) (string, error) {
 	leaf := certificate.Leaf
 	if leaf == nil {
 		return "", errors.New("sign a token: the certificate was not parsed")
+	}
+	if _, err := audienceName(token.GetAudience()); err != nil {
+		return "", fmt.Errorf("sign a token: %w", err)
 	}
 	name, role, err := PeerOfCertificate(leaf)
 	if err != nil {
@@ -75,11 +78,15 @@ func SignToken(token *nodev1.UserToken, certificate tls.Certificate) (string, er
 }
 
 // VerifyToken checks a bearer token against the cluster's CA: the certificate in it is a node's and valid at now, the
-// signature is made with its key, the token names that node, and now lies between issue and expiry, with TokenLeeway
-// on both sides. Errors about expiry wrap ErrTokenExpired. Use a Verifier where many calls come with the same token.
-func VerifyToken(encoded string, roots *x509.CertPool, now time.Time) (*nodev1.UserToken, error) {
+// signature is made with its key, the token names that node, it is meant for the given audience, and now lies between
+// issue and expiry, with TokenLeeway on both sides. Errors about expiry wrap ErrTokenExpired. Use a Verifier where many
+// calls come with the same token.
+func VerifyToken(encoded string, roots *x509.CertPool, audience nodev1.TokenAudience, now time.Time) (*nodev1.UserToken, error) {
 	token, err := verifySignature(encoded, roots, now)
 	if err != nil {
+		return nil, err
+	}
+	if err := checkAudience(token, audience); err != nil {
 		return nil, err
 	}
 	if err := checkTimes(token, now); err != nil {
@@ -136,6 +143,36 @@ func verifySignature(encoded string, roots *x509.CertPool, now time.Time) (*node
 	return token, nil
 }
 
+// audienceName is for people. An error means that nobody may accept such a token.
+func audienceName(audience nodev1.TokenAudience) (string, error) {
+	switch audience {
+	case nodev1.TokenAudience_TOKEN_AUDIENCE_CONTROLLERS:
+		return "controllers", nil
+	case nodev1.TokenAudience_TOKEN_AUDIENCE_AGENTS:
+		return "agents", nil
+	case nodev1.TokenAudience_TOKEN_AUDIENCE_UNSPECIFIED:
+		return "", errors.New("the token does not say for whom it is")
+	}
+	return "", fmt.Errorf("the token is for an audience of kind %d, which is not known here", audience)
+}
+
+// checkAudience keeps a token that was shown to the one from being good at the other: an agent that was taken over sees
+// the tokens of the users who read output there.
+func checkAudience(token *nodev1.UserToken, wanted nodev1.TokenAudience) error {
+	meant, err := audienceName(token.GetAudience())
+	if err != nil {
+		return err
+	}
+	here, err := audienceName(wanted)
+	if err != nil {
+		return fmt.Errorf("check for whom a token is: %w", err)
+	}
+	if token.GetAudience() != wanted {
+		return fmt.Errorf("the token is for %s; this call needs one for %s", meant, here)
+	}
+	return nil
+}
+
 func checkTimes(token *nodev1.UserToken, now time.Time) error {
 	if token.Issued == nil || token.Expires == nil {
 		return errors.New("the token has no time of issue or expiry")
@@ -177,8 +214,9 @@ func Principal(token *nodev1.UserToken) *apiv1.Principal {
 // Verifier verifies tokens and remembers, by hash, those whose signature was good, because the two signature checks
 // cost more than the rest of a small call. Times are checked on every call. Safe for concurrent use.
 type Verifier struct {
-	roots *x509.CertPool
-	now   func() time.Time
+	roots    *x509.CertPool
+	audience nodev1.TokenAudience
+	now      func() time.Time
 
 	mu    sync.Mutex
 	known map[[sha256.Size]byte]knownToken
@@ -189,12 +227,12 @@ type knownToken struct {
 	principal *apiv1.Principal
 }
 
-// NewVerifier returns a Verifier against the given CA. A nil now means time.Now.
-func NewVerifier(roots *x509.CertPool, now func() time.Time) *Verifier {
+// NewVerifier returns a Verifier against the given CA of tokens for one audience. A nil now means time.Now.
+func NewVerifier(roots *x509.CertPool, audience nodev1.TokenAudience, now func() time.Time) *Verifier {
 	if now == nil {
 		now = time.Now
 	}
-	return &Verifier{roots: roots, now: now, known: make(map[[sha256.Size]byte]knownToken)}
+	return &Verifier{roots: roots, audience: audience, now: now, known: make(map[[sha256.Size]byte]knownToken)}
 }
 
 // Verify returns the principal of a bearer token; see VerifyToken for the rules.
@@ -207,6 +245,9 @@ func (v *Verifier) Verify(encoded string) (*apiv1.Principal, error) {
 	if !ok {
 		token, err := verifySignature(encoded, v.roots, now)
 		if err != nil {
+			return nil, err
+		}
+		if err := checkAudience(token, v.audience); err != nil {
 			return nil, err
 		}
 		entry = knownToken{token: token, principal: Principal(token)}

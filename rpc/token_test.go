@@ -1,6 +1,9 @@
 package rpc_test
 
 import (
+	"crypto"
+	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"encoding/base64"
 	"errors"
@@ -34,8 +37,13 @@ func issue(t *testing.T, ca *pki.CA, name string, role pki.Role) *pki.Identity {
 	return identity
 }
 
+const (
+	controllers = nodev1.TokenAudience_TOKEN_AUDIENCE_CONTROLLERS
+	agents      = nodev1.TokenAudience_TOKEN_AUDIENCE_AGENTS
+)
+
 func aliceAt(node string, now time.Time) *nodev1.UserToken {
-	return &nodev1.UserToken{Uid: 1000, Gid: 100, User: "alice", Node: node,
+	return &nodev1.UserToken{Uid: 1000, Gid: 100, User: "alice", Node: node, Audience: controllers,
 		Issued: timestamppb.New(now), Expires: timestamppb.New(now.Add(rpc.TokenLifetime))}
 }
 
@@ -70,7 +78,7 @@ func TestTokenOfANodeIsAccepted(t *testing.T) {
 	now := time.Now()
 	ca := newCA(t)
 	n1 := issue(t, ca, "n1", pki.RoleNode)
-	got, err := rpc.VerifyToken(sign(t, aliceAt("n1", now), n1.Certificate), n1.Roots, now)
+	got, err := rpc.VerifyToken(sign(t, aliceAt("n1", now), n1.Certificate), n1.Roots, controllers, now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,13 +125,60 @@ func TestForgedTokensAreRefused(t *testing.T) {
 		"too long a life":             sign(t, long, n1.Certificate),
 		"no expiry":                   sign(t, untimed, n1.Certificate),
 	} {
-		if token, err := rpc.VerifyToken(text, n1.Roots, now); err == nil {
+		if token, err := rpc.VerifyToken(text, n1.Roots, controllers, now); err == nil {
 			t.Errorf("%s: accepted as %v", name, token)
 		}
-		if _, err := rpc.NewVerifier(n1.Roots, func() time.Time { return now }).Verify(text); err == nil {
+		if _, err := rpc.NewVerifier(n1.Roots, controllers, func() time.Time { return now }).Verify(text); err == nil {
 			t.Errorf("%s: accepted by the Verifier", name)
 		}
 	}
+}
+
+// A node that was taken over sees the tokens of users who read output there.
+func TestTokenIsGoodForItsAudienceOnly(t *testing.T) {
+	now := time.Now()
+	n1 := issue(t, newCA(t), "n1", pki.RoleNode)
+	unspecified := aliceAt("n1", now)
+	unspecified.Audience = nodev1.TokenAudience_TOKEN_AUDIENCE_UNSPECIFIED
+	if _, err := rpc.SignToken(unspecified, n1.Certificate); err == nil {
+		t.Error("a token for nobody in particular was signed")
+	}
+	for _, audience := range []nodev1.TokenAudience{unspecified.Audience, controllers, agents, 99} {
+		token := aliceAt("n1", now)
+		token.Audience = audience
+		text := signAnything(t, token, n1.Certificate)
+		for _, at := range []nodev1.TokenAudience{unspecified.Audience, controllers, agents, 99} {
+			want := audience == at && (at == controllers || at == agents)
+			if _, err := rpc.VerifyToken(text, n1.Roots, at, now); (err == nil) != want {
+				t.Errorf("a token for %v shown to %v: %v", audience, at, err)
+			}
+			verifier := rpc.NewVerifier(n1.Roots, at, nil)
+			for range 2 { // also when it was seen before
+				if _, err := verifier.Verify(text); (err == nil) != want {
+					t.Errorf("a token for %v shown to the Verifier of %v: %v", audience, at, err)
+				}
+			}
+		}
+	}
+}
+
+// signAnything signs what SignToken would not, as a node that was taken over could.
+func signAnything(t *testing.T, token *nodev1.UserToken, certificate tls.Certificate) string {
+	t.Helper()
+	content, err := proto.Marshal(token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest := sha256.Sum256(append([]byte("muster user token v1\x00"), content...))
+	signature, err := certificate.PrivateKey.(crypto.Signer).Sign(rand.Reader, digest[:], crypto.SHA256)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := proto.Marshal(&nodev1.SignedToken{Token: content, Certificate: certificate.Leaf.Raw, Signature: signature})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return base64.RawURLEncoding.EncodeToString(data)
 }
 
 func TestOnlyANodeSignsAndOnlyForItself(t *testing.T) {
@@ -142,7 +197,7 @@ func TestTokenExpiresWithLeewayAlsoWhenRemembered(t *testing.T) {
 	n1 := issue(t, newCA(t), "n1", pki.RoleNode)
 	text := sign(t, aliceAt("n1", now), n1.Certificate)
 	clock := now
-	verifier := rpc.NewVerifier(n1.Roots, func() time.Time { return clock })
+	verifier := rpc.NewVerifier(n1.Roots, controllers, func() time.Time { return clock })
 	for _, c := range []struct {
 		at      time.Duration
 		ok      bool
@@ -165,7 +220,7 @@ func TestTokenExpiresWithLeewayAlsoWhenRemembered(t *testing.T) {
 
 func TestRememberedTokenCostsNoSignatureCheck(t *testing.T) {
 	n1 := issue(t, newCA(t), "n1", pki.RoleNode)
-	verifier := rpc.NewVerifier(n1.Roots, nil)
+	verifier := rpc.NewVerifier(n1.Roots, controllers, nil)
 	text := sign(t, aliceAt("n1", time.Now()), n1.Certificate)
 	first, err := verifier.Verify(text)
 	if err != nil {
@@ -193,7 +248,7 @@ func BenchmarkVerifyRemembered(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	verifier := rpc.NewVerifier(n1.Roots, nil)
+	verifier := rpc.NewVerifier(n1.Roots, controllers, nil)
 	for b.Loop() {
 		if _, err := verifier.Verify(text); err != nil {
 			b.Fatal(err)

@@ -142,7 +142,7 @@ func newSite(t *testing.T) *site {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(s.dir) })
-	guard := &rpc.Guard{Verifier: rpc.NewVerifier(identity.Roots, nil), Log: discard()}
+	guard := &rpc.Guard{Verifier: rpc.NewVerifier(identity.Roots, nodev1.TokenAudience_TOKEN_AUDIENCE_CONTROLLERS, nil), Log: discard()}
 	server := connect.NewServer(guard.Interceptor())
 	nodev1connect.RegisterAgentServiceHandler(server, s.controller)
 	mux := http.NewServeMux()

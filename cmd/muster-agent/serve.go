@@ -75,7 +75,7 @@ func answer(ctx context.Context, agent *node.Agent, identity *pki.Identity, list
 		return err
 	}
 	h := host{agent}
-	guard := &rpc.Guard{Verifier: rpc.NewVerifier(identity.Roots, nil), Settings: agent.Settings, Log: log}
+	guard := &rpc.Guard{Verifier: rpc.NewVerifier(identity.Roots, nodev1.TokenAudience_TOKEN_AUDIENCE_AGENTS, nil), Settings: agent.Settings, Log: log}
 	clients := &http.Server{
 		Handler: serve.Handler(h, guard, log), TLSConfig: identity.ServerTLS(), ReadHeaderTimeout: headerTimeout,
 		IdleTimeout: idleTimeout, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),

@@ -20,6 +20,7 @@ import (
 	"github.com/muster-hpc/muster/ops/version"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	logv1 "github.com/muster-hpc/muster/proto/muster/log/v1"
+	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
 	"github.com/muster-hpc/muster/rpc"
 	"github.com/muster-hpc/muster/rpc/client"
 	"github.com/muster-hpc/muster/rpc/server"
@@ -79,7 +80,7 @@ func run(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 		Self: &apiv1.Member{Name: o.name, RaftAddress: member.Address(), ApiAddress: o.advertise,
 			SupportedLevel: fsm.MaxLevel, Version: version.Version},
 		Peers:    peers,
-		Verifier: rpc.NewVerifier(identity.Roots, nil),
+		Verifier: rpc.NewVerifier(identity.Roots, nodev1.TokenAudience_TOKEN_AUDIENCE_CONTROLLERS, nil),
 		Log:      log,
 	})
 	c.http = server.NewHTTPServer(c.server.Handler(), log)

@@ -158,7 +158,7 @@ func (s *site) client(uid uint32, name string) *client.Client {
 		s.t.Fatal(err)
 	}
 	now := time.Now()
-	token, err := rpc.SignToken(&nodev1.UserToken{Uid: uid, Gid: 1, User: name, Node: "n1", Issued: timestamppb.New(now),
+	token, err := rpc.SignToken(&nodev1.UserToken{Uid: uid, Gid: 1, User: name, Node: "n1", Audience: nodev1.TokenAudience_TOKEN_AUDIENCE_CONTROLLERS, Issued: timestamppb.New(now),
 		Expires: timestamppb.New(now.Add(time.Hour))}, n1.Certificate)
 	if err != nil {
 		s.t.Fatal(err)

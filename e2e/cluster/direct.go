@@ -40,12 +40,13 @@ func (c *Cluster) Direct(address string) *client.Client {
 		TLS:         rpc.CheckingTLS(roots, rpc.RoleController, ""),
 		NodeTLS:     rpc.CheckingTLS(roots, rpc.RoleNode, ""),
 		Token:       answer.Token,
+		AgentToken:  answer.AgentToken,
 	})
 	c.t.Cleanup(api.Close)
 	return api
 }
 
-// Vouch asks the agent of node n1 for a token.
+// Vouch asks the agent of node n1 for tokens.
 func (c *Cluster) Vouch() *nodev1.VouchResponse {
 	c.t.Helper()
 	socket := c.Socket()

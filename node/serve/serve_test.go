@@ -92,7 +92,7 @@ func newFixture(t *testing.T) *fixture {
 	}
 	f := &fixture{stand: &stand{changed: make(chan struct{}), steps: map[uint32]*Step{}}, t: t, dir: t.TempDir(), identity: identity}
 	log := slog.New(slog.DiscardHandler)
-	guard := &rpc.Guard{Verifier: rpc.NewVerifier(identity.Roots, nil), Settings: f.Settings, Log: log}
+	guard := &rpc.Guard{Verifier: rpc.NewVerifier(identity.Roots, nodev1.TokenAudience_TOKEN_AUDIENCE_AGENTS, nil), Settings: f.Settings, Log: log}
 	server := httptest.NewUnstartedServer(Handler(f, guard, log))
 	server.TLS = identity.ServerTLS()
 	server.EnableHTTP2 = true
@@ -105,12 +105,17 @@ func newFixture(t *testing.T) *fixture {
 // as returns a client with the token of a user; uid 0xffffffff means none.
 func (f *fixture) as(uid uint32) nodev1connect.NodeServiceClient {
 	f.t.Helper()
+	return f.with(nodev1.TokenAudience_TOKEN_AUDIENCE_AGENTS, uid)
+}
+
+func (f *fixture) with(audience nodev1.TokenAudience, uid uint32) nodev1connect.NodeServiceClient {
+	f.t.Helper()
 	transport := &http.Transport{TLSClientConfig: rpc.CheckingTLS(f.identity.Roots, rpc.RoleNode, "n1"), ForceAttemptHTTP2: true}
 	f.t.Cleanup(transport.CloseIdleConnections)
 	var with connect.ClientInterceptor = func(next connect.ClientFunc) connect.ClientFunc { return next }
 	if uid != 0xffffffff {
 		now := time.Now()
-		token, err := rpc.SignToken(&nodev1.UserToken{Uid: uid, Gid: uid, User: "u", Node: "n1", Issued: timestamppb.New(now),
+		token, err := rpc.SignToken(&nodev1.UserToken{Uid: uid, Gid: uid, User: "u", Node: "n1", Audience: audience, Issued: timestamppb.New(now),
 			Expires: timestamppb.New(now.Add(time.Minute))}, f.identity.Certificate)
 		if err != nil {
 			f.t.Fatal(err)
@@ -271,6 +276,26 @@ func TestOnlyOwnerAndOperatorsRead(t *testing.T) {
 	}
 }
 
+func TestTokenForControllersIsRefusedByEveryProcedure(t *testing.T) {
+	f := newFixture(t)
+	f.step(0)
+	f.write("out", 0, "secret")
+	client := f.with(nodev1.TokenAudience_TOKEN_AUDIENCE_CONTROLLERS, 0)
+	g := f.read(t.Context(), client, &nodev1.ReadOutputRequest{JobId: 1}, nil)
+	_, write := client.WriteInput(t.Context(), &nodev1.WriteInputRequest{JobId: 1, Data: []byte("x")})
+	_, status := client.Status(t.Context(), &nodev1.StatusRequest{})
+	errs := map[string]error{"ReadOutput": g.err, "WriteInput": write, "Status": status}
+	methods := nodev1.File_muster_node_v1_node_proto.Services().ByName("NodeService").Methods()
+	if methods.Len() != len(errs) {
+		t.Errorf("NodeService has %d procedures, %d are tested", methods.Len(), len(errs))
+	}
+	for procedure, err := range errs {
+		if rpc.Reason(err) != rpc.ReasonUnauthenticated {
+			t.Errorf("%s: %v", procedure, err)
+		}
+	}
+}
+
 func TestAStepThatIsNotThereIsSaidOrWaitedFor(t *testing.T) {
 	f := newFixture(t)
 	g := f.read(t.Context(), f.as(1000), &nodev1.ReadOutputRequest{JobId: 1, StepId: batchStep}, nil)
@@ -369,9 +394,14 @@ func TestAUserIsWhomTheKernelSays(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		token, err := rpc.VerifyToken(res.GetToken(), f.identity.Roots, time.Now())
-		if err != nil || token.GetUid() != uint32(os.Geteuid()) || token.GetNode() != "n1" {
-			t.Errorf("the token says %v (%v)", token, err)
+		for audience, text := range map[nodev1.TokenAudience]string{
+			nodev1.TokenAudience_TOKEN_AUDIENCE_CONTROLLERS: res.GetToken(),
+			nodev1.TokenAudience_TOKEN_AUDIENCE_AGENTS:      res.GetAgentToken(),
+		} {
+			token, err := rpc.VerifyToken(text, f.identity.Roots, audience, time.Now())
+			if err != nil || token.GetUid() != uint32(os.Geteuid()) || token.GetNode() != "n1" {
+				t.Errorf("the token for %v says %v (%v)", audience, token, err)
+			}
 		}
 		if res.GetClusterName() != "test" || len(res.GetControllers()) != 2 || len(res.GetCaPem()) == 0 {
 			t.Errorf("the answer is %v", res)

@@ -101,7 +101,7 @@ type knownName struct {
 	at   time.Time
 }
 
-// Vouch returns a token for the user who owns the calling process.
+// Vouch returns tokens for the user who owns the calling process: one for controllers, one for agents.
 func (v *vouchService) Vouch(ctx context.Context, _ *nodev1.VouchRequest) (*nodev1.VouchResponse, error) {
 	cred, ok := ctx.Value(credentialsKey{}).(*unix.Ucred)
 	if !ok {
@@ -109,17 +109,23 @@ func (v *vouchService) Vouch(ctx context.Context, _ *nodev1.VouchRequest) (*node
 	}
 	now := time.Now()
 	expires := timestamppb.New(now.Add(rpc.TokenLifetime))
-	token, err := rpc.SignToken(&nodev1.UserToken{
+	claim := &nodev1.UserToken{
 		Uid: cred.Uid, Gid: cred.Gid, User: v.name(cred.Uid), Node: v.node, Issued: timestamppb.New(now), Expires: expires,
-	}, v.certificate)
-	if err != nil {
-		v.log.Error("a token could not be signed", "uid", cred.Uid, "err", err)
-		return nil, rpc.Refuse(connect.CodeInternal, rpc.ReasonInternal, "", "the agent could not sign a token: "+err.Error())
 	}
 	cluster, controllers := v.host.Cluster()
-	return &nodev1.VouchResponse{
-		Token: token, Expires: expires, Controllers: controllers, CaPem: v.caPEM, ClusterName: cluster, Node: v.node,
-	}, nil
+	answer := &nodev1.VouchResponse{Expires: expires, Controllers: controllers, CaPem: v.caPEM, ClusterName: cluster, Node: v.node}
+	for audience, token := range map[nodev1.TokenAudience]*string{
+		nodev1.TokenAudience_TOKEN_AUDIENCE_CONTROLLERS: &answer.Token,
+		nodev1.TokenAudience_TOKEN_AUDIENCE_AGENTS:      &answer.AgentToken,
+	} {
+		claim.Audience = audience
+		var err error
+		if *token, err = rpc.SignToken(claim, v.certificate); err != nil {
+			v.log.Error("a token could not be signed", "uid", cred.Uid, "err", err)
+			return nil, rpc.Refuse(connect.CodeInternal, rpc.ReasonInternal, "", "the agent could not sign a token: "+err.Error())
+		}
+	}
+	return answer, nil
 }
 
 // name returns the login name, or the number of a user whom the node does not know.

@@ -83,7 +83,7 @@ type answer struct {
 	target *target
 	data   []byte
 	leader string
-	token  string
+	tokens tokens
 	err    error
 }
 
@@ -183,11 +183,11 @@ func (a *attempts) try(t *target) answer {
 			info.RequestHeader().SetValues(key, values)
 		}
 	}
-	token := a.u.balancer.credentials.current(ctx)
-	authorize(info, token)
+	tokens := a.u.balancer.credentials.current(ctx)
+	authorize(info, tokens.controllers)
 	var got frame
 	err := t.client.CallUnary(ctx, a.u.spec, &frame{data: a.u.request}, &got)
-	return answer{target: t, data: got.data, leader: info.ResponseHeader().Get(rpc.LeaderHeader), token: token, err: err}
+	return answer{target: t, data: got.data, leader: info.ResponseHeader().Get(rpc.LeaderHeader), tokens: tokens, err: err}
 }
 
 // prefer lets later calls begin with the leader, or else with whoever answered.
@@ -212,7 +212,7 @@ func (a *attempts) failed(got answer) error {
 			return rpc.Local(got.err)
 		}
 		a.renewed = true
-		if a.u.balancer.credentials.renew(a.ctx, got.token) != nil {
+		if a.u.balancer.credentials.renew(a.ctx, got.tokens) != nil {
 			return rpc.Local(got.err)
 		}
 		a.start(got.target)

@@ -35,8 +35,10 @@ type Direct struct {
 	TLS *tls.Config
 	// NodeTLS of the connections to agents; nil means without encryption (tests).
 	NodeTLS *tls.Config
-	// Token for the Authorization header; empty if the certificate says it all.
+	// Token for the Authorization header of calls to controllers; empty if the certificate says it all.
 	Token string
+	// AgentToken is the one for calls to agents.
+	AgentToken string
 	// Timeout as in Config.
 	Timeout time.Duration
 	// ClusterName and NodeName as the methods return them.
@@ -70,7 +72,7 @@ type Client struct {
 	nodeName    string
 }
 
-// Open asks the local agent for a token and for the controllers: one round trip on a Unix socket. The error says what
+// Open asks the local agent for tokens and for the controllers: one round trip on a Unix socket. The error says what
 // to do if there is no agent.
 func Open(ctx context.Context, config Config) (*Client, error) {
 	timeout, err := timeoutOf(config.Timeout)
@@ -117,7 +119,7 @@ func OpenDirect(direct Direct) *Client {
 	}
 	direct.Timeout = timeout
 	c := build(direct)
-	c.credentials.token = direct.Token
+	c.credentials.tokens = tokens{direct.Token, direct.AgentToken}
 	return c
 }
 
@@ -161,7 +163,7 @@ func (c *Client) Peer(address string) *connect.Client {
 	return connect.NewClient(c.balance.direct(address))
 }
 
-// Node returns the service of the agent at address (host:port), with the same token. Its calls are neither retried nor
+// Node returns the service of the agent at address (host:port), with the token for agents. Its calls are neither retried nor
 // hedged.
 func (c *Client) Node(address string) nodev1connect.NodeServiceClient {
 	return nodev1connect.NewNodeServiceClient(connect.NewClient(

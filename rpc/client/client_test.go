@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -14,6 +15,7 @@ import (
 	"connectrpc.com/connect/v2/connecthttp"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/muster-hpc/muster/ops/pki"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	"github.com/muster-hpc/muster/proto/muster/api/v1/apiv1connect"
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
@@ -351,6 +353,61 @@ func TestTokenIsRenewedBeforeItExpires(t *testing.T) {
 	}
 	if got := strings.Join(s.tokens, ", "); got != "Bearer token2, Bearer token2" {
 		t.Errorf("tokens sent: %s", got)
+	}
+}
+
+// notedAgent notes the tokens that are shown to an agent.
+type notedAgent struct {
+	nodev1connect.UnimplementedNodeServiceHandler
+	tokens []string
+}
+
+func (n *notedAgent) Status(ctx context.Context, _ *nodev1.StatusRequest) (*nodev1.StatusResponse, error) {
+	if info, ok := connect.CallInfoForServerContext(ctx); ok {
+		n.tokens = append(n.tokens, info.RequestHeader().Get("Authorization"))
+	}
+	return &nodev1.StatusResponse{}, nil
+}
+
+func TestEachSideSeesItsOwnTokenAlsoAfterRenewal(t *testing.T) {
+	s := newSite(t)
+	address := s.start(&fake{name: "c1"})
+	noted := &notedAgent{}
+	services := connect.NewServer()
+	nodev1connect.RegisterNodeServiceHandler(services, noted)
+	mux := http.NewServeMux()
+	connecthttp.Mount(mux, services)
+	node := httptest.NewUnstartedServer(mux)
+	node.TLS = s.issue("n1", pki.RoleNode).ServerTLS()
+	node.StartTLS()
+	t.Cleanup(node.Close)
+	a := &agent{answer: func(n int) (*nodev1.VouchResponse, error) {
+		number, left := string(rune('0'+n)), time.Duration(n*n)*time.Hour
+		return &nodev1.VouchResponse{Token: "token" + number, AgentToken: "agents" + number, Expires: timestamppb.New(time.Now().Add(left)),
+			Controllers: []string{address}, CaPem: s.ca.PEM()}, nil
+	}}
+	c, err := Open(t.Context(), Config{Socket: s.agent(a)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	call := func() {
+		t.Helper()
+		if _, err := c.Node(node.Listener.Addr().String()).Status(t.Context(), &nodev1.StatusRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := submit(t, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	call()
+	c.credentials.now = func() time.Time { return time.Now().Add(time.Hour) } // the first pair has just expired
+	call()
+	if got := strings.Join(s.tokens, ", "); got != "Bearer token1, Bearer token2" {
+		t.Errorf("controllers saw %s", got)
+	}
+	if got := strings.Join(noted.tokens, ", "); got != "Bearer agents1, Bearer agents2" {
+		t.Errorf("the agent saw %s", got)
 	}
 }
 

@@ -64,44 +64,47 @@ func (v *voucher) vouch(ctx context.Context) (*nodev1.VouchResponse, error) {
 	return answer, nil
 }
 
-// credentials is the token, renewed in time. A nil voucher means that it cannot be renewed.
+// tokens are what one vouching gives, or one that was given directly.
+type tokens struct{ controllers, agents string }
+
+// credentials are the tokens, renewed together in time. A nil voucher means that they cannot be renewed.
 type credentials struct {
 	voucher *voucher
 	now     func() time.Time
 
 	mu      sync.Mutex
-	token   string
+	tokens  tokens
 	expires time.Time
 }
 
 func (c *credentials) take(answer *nodev1.VouchResponse) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.token, c.expires = answer.Token, answer.Expires.AsTime()
+	c.tokens, c.expires = tokens{answer.Token, answer.AgentToken}, answer.Expires.AsTime()
 }
 
-// current returns a token to send, or "". If the one at hand is about to expire it is renewed first; if that fails it is
-// sent as it is, and the other side decides.
-func (c *credentials) current(ctx context.Context) string {
+// current returns the tokens to choose from; they may be empty. If those at hand are about to expire they are renewed
+// first; if that fails they are sent as they are, and the other side decides.
+func (c *credentials) current(ctx context.Context) tokens {
 	c.mu.Lock()
-	token := c.token
+	at := c.tokens
 	due := c.voucher != nil && c.now().After(c.expires.Add(-renewBefore))
 	c.mu.Unlock()
-	if due && c.renew(ctx, token) == nil {
+	if due && c.renew(ctx, at) == nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return c.token
+		return c.tokens
 	}
-	return token
+	return at
 }
 
-// renew gets a new token unless another call did so since old was current.
-func (c *credentials) renew(ctx context.Context, old string) error {
+// renew gets new tokens unless another call did so since old were current.
+func (c *credentials) renew(ctx context.Context, old tokens) error {
 	if c.voucher == nil {
 		return fmt.Errorf("the token cannot be renewed")
 	}
 	c.mu.Lock()
-	changed := c.token != old
+	changed := c.tokens != old
 	c.mu.Unlock()
 	if changed {
 		return nil
@@ -114,12 +117,12 @@ func (c *credentials) renew(ctx context.Context, old string) error {
 	return nil
 }
 
-// interceptor adds the token to calls that are not balanced.
+// interceptor adds the token for agents to calls to them, which are not balanced.
 func (c *credentials) interceptor() connect.ClientInterceptor {
 	return func(next connect.ClientFunc) connect.ClientFunc {
 		return func(ctx context.Context, spec connect.Spec) (connect.ClientStream, error) {
 			if info, ok := connect.CallInfoForClientContext(ctx); ok {
-				authorize(info, c.current(ctx))
+				authorize(info, c.current(ctx).agents)
 			}
 			return next(ctx, spec)
 		}

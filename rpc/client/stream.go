@@ -64,8 +64,8 @@ func (s *serverStream) Receive(msg any) error {
 	order := s.balancer.order()
 	for i := 0; i < len(order); i++ {
 		t := order[i]
-		token := s.balancer.credentials.current(s.ctx)
-		err := s.open(t, token, msg)
+		tokens := s.balancer.credentials.current(s.ctx)
+		err := s.open(t, tokens.controllers, msg)
 		if err == nil || errors.Is(err, io.EOF) {
 			return err
 		}
@@ -77,7 +77,7 @@ func (s *serverStream) Receive(msg any) error {
 		case final:
 			return rpc.Local(err)
 		case renew:
-			if renewed || s.balancer.credentials.renew(s.ctx, token) != nil {
+			if renewed || s.balancer.credentials.renew(s.ctx, tokens) != nil {
 				return rpc.Local(err)
 			}
 			renewed = true

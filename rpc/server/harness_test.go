@@ -359,7 +359,7 @@ func (c *cluster) serve(r *fakeReplica, faults ...Faults) {
 	r.control = &fakeControl{replica: r, refuse: map[uint32]bool{}}
 	config := Config{Replica: r, Control: r.control, ErrNotLeading: errFakeNotLeading, Self: r.self(),
 		Peers:    NewPeers(client.OpenDirect(client.Direct{TLS: identity.ClientTLS(pki.RoleController, "")}), r, nil),
-		Verifier: rpc.NewVerifier(identity.Roots, nil), Log: slog.New(slog.DiscardHandler)}
+		Verifier: rpc.NewVerifier(identity.Roots, nodev1.TokenAudience_TOKEN_AUDIENCE_CONTROLLERS, nil), Log: slog.New(slog.DiscardHandler)}
 	if len(faults) > 0 {
 		config.Faults = faults[0]
 	}
@@ -407,11 +407,15 @@ func (c *cluster) apply(principal *apiv1.Principal, command *logv1.Command) *log
 	return result
 }
 
-// token returns a token of node n1 for a user.
+// token returns a token of node n1 for a user, to show to controllers.
 func (c *cluster) token(uid uint32, name string) string {
+	return c.tokenFor(nodev1.TokenAudience_TOKEN_AUDIENCE_CONTROLLERS, uid, name)
+}
+
+func (c *cluster) tokenFor(audience nodev1.TokenAudience, uid uint32, name string) string {
 	c.t.Helper()
 	now := time.Now()
-	token, err := rpc.SignToken(&nodev1.UserToken{Uid: uid, Gid: 100, User: name, Node: "n1", Issued: timestamppb.New(now),
+	token, err := rpc.SignToken(&nodev1.UserToken{Uid: uid, Gid: 100, User: name, Node: "n1", Audience: audience, Issued: timestamppb.New(now),
 		Expires: timestamppb.New(now.Add(time.Hour))}, c.issue("n1", pki.RoleNode).Certificate)
 	if err != nil {
 		c.t.Fatal(err)

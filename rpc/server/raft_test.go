@@ -88,7 +88,7 @@ func (c *raftCluster) start(n *raftNode, seeds ...string) {
 	n.peers = client.OpenDirect(client.Direct{Controllers: seeds, TLS: identity.ClientTLS(pki.RoleController, "")})
 	n.server = New(Config{Replica: n.member, Control: idleControl{n.member}, Peers: NewPeers(n.peers, n.member, seeds),
 		Self:     &apiv1.Member{Name: n.name, RaftAddress: n.member.Address(), ApiAddress: n.address, SupportedLevel: fsm.MaxLevel, Version: "test"},
-		Verifier: rpc.NewVerifier(identity.Roots, nil), Log: log})
+		Verifier: rpc.NewVerifier(identity.Roots, nodev1.TokenAudience_TOKEN_AUDIENCE_CONTROLLERS, nil), Log: log})
 	web := NewHTTPServer(n.server.Handler(), log)
 	web.TLSConfig = identity.ServerTLS()
 	listener, err := net.Listen("tcp", n.address)

@@ -144,6 +144,59 @@ func (OutputStream) EnumDescriptor() ([]byte, []int) {
 	return file_muster_node_v1_node_proto_rawDescGZIP(), []int{1}
 }
 
+// TokenAudience is to whom a token proves who its user is.
+type TokenAudience int32
+
+const (
+	// Refused.
+	TokenAudience_TOKEN_AUDIENCE_UNSPECIFIED TokenAudience = 0
+	// Controllers.
+	TokenAudience_TOKEN_AUDIENCE_CONTROLLERS TokenAudience = 1
+	// Agents, for step I/O. Every agent that is called sees it, and a taken-over one must not act for the user elsewhere.
+	TokenAudience_TOKEN_AUDIENCE_AGENTS TokenAudience = 2
+)
+
+// Enum value maps for TokenAudience.
+var (
+	TokenAudience_name = map[int32]string{
+		0: "TOKEN_AUDIENCE_UNSPECIFIED",
+		1: "TOKEN_AUDIENCE_CONTROLLERS",
+		2: "TOKEN_AUDIENCE_AGENTS",
+	}
+	TokenAudience_value = map[string]int32{
+		"TOKEN_AUDIENCE_UNSPECIFIED": 0,
+		"TOKEN_AUDIENCE_CONTROLLERS": 1,
+		"TOKEN_AUDIENCE_AGENTS":      2,
+	}
+)
+
+func (x TokenAudience) Enum() *TokenAudience {
+	p := new(TokenAudience)
+	*p = x
+	return p
+}
+
+func (x TokenAudience) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TokenAudience) Descriptor() protoreflect.EnumDescriptor {
+	return file_muster_node_v1_node_proto_enumTypes[2].Descriptor()
+}
+
+func (TokenAudience) Type() protoreflect.EnumType {
+	return &file_muster_node_v1_node_proto_enumTypes[2]
+}
+
+func (x TokenAudience) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TokenAudience.Descriptor instead.
+func (TokenAudience) EnumDescriptor() ([]byte, []int) {
+	return file_muster_node_v1_node_proto_rawDescGZIP(), []int{2}
+}
+
 // JoinRequest introduces an agent. It is repeated until it is answered.
 type JoinRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1631,9 +1684,9 @@ func (*VouchRequest) Descriptor() ([]byte, []int) {
 // VouchResponse is all a client needs to talk to the cluster.
 type VouchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Signed token for the Authorization header.
+	// Signed token for the Authorization header of calls to controllers.
 	Token string `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
-	// When it expires.
+	// When the tokens expire.
 	Expires *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expires,proto3" json:"expires,omitempty"`
 	// API addresses of controllers, the presumed leader first.
 	Controllers []string `protobuf:"bytes,3,rep,name=controllers,proto3" json:"controllers,omitempty"`
@@ -1642,7 +1695,9 @@ type VouchResponse struct {
 	// Name of the cluster.
 	ClusterName string `protobuf:"bytes,5,opt,name=cluster_name,json=clusterName,proto3" json:"cluster_name,omitempty"`
 	// Name of the node.
-	Node          string `protobuf:"bytes,6,opt,name=node,proto3" json:"node,omitempty"`
+	Node string `protobuf:"bytes,6,opt,name=node,proto3" json:"node,omitempty"`
+	// Signed token for the Authorization header of calls to agents; controllers refuse it.
+	AgentToken    string `protobuf:"bytes,7,opt,name=agent_token,json=agentToken,proto3" json:"agent_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1719,6 +1774,13 @@ func (x *VouchResponse) GetNode() string {
 	return ""
 }
 
+func (x *VouchResponse) GetAgentToken() string {
+	if x != nil {
+		return x.AgentToken
+	}
+	return ""
+}
+
 // UserToken is the signed content of a token.
 type UserToken struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1733,7 +1795,9 @@ type UserToken struct {
 	// When it was issued, by the node's clock.
 	Issued *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=issued,proto3" json:"issued,omitempty"`
 	// When it expires.
-	Expires       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=expires,proto3" json:"expires,omitempty"`
+	Expires *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=expires,proto3" json:"expires,omitempty"`
+	// Who may accept it.
+	Audience      TokenAudience `protobuf:"varint,7,opt,name=audience,proto3,enum=muster.node.v1.TokenAudience" json:"audience,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1808,6 +1872,13 @@ func (x *UserToken) GetExpires() *timestamppb.Timestamp {
 		return x.Expires
 	}
 	return nil
+}
+
+func (x *UserToken) GetAudience() TokenAudience {
+	if x != nil {
+		return x.Audience
+	}
+	return TokenAudience_TOKEN_AUDIENCE_UNSPECIFIED
 }
 
 // SignedToken is a token on the wire: base64url without padding of this message.
@@ -2001,21 +2072,24 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"\rlease_left_ms\x18\x04 \x01(\x04R\vleaseLeftMs\x12&\n" +
 	"\x0eunacknowledged\x18\x05 \x01(\x04R\x0eunacknowledged\x123\n" +
 	"\binstance\x18\x06 \x01(\v2\x17.muster.api.v1.InstanceR\binstance\"\x0e\n" +
-	"\fVouchRequest\"\xcb\x01\n" +
+	"\fVouchRequest\"\xec\x01\n" +
 	"\rVouchResponse\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x124\n" +
 	"\aexpires\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12 \n" +
 	"\vcontrollers\x18\x03 \x03(\tR\vcontrollers\x12\x15\n" +
 	"\x06ca_pem\x18\x04 \x01(\fR\x05caPem\x12!\n" +
 	"\fcluster_name\x18\x05 \x01(\tR\vclusterName\x12\x12\n" +
-	"\x04node\x18\x06 \x01(\tR\x04node\"\xc1\x01\n" +
+	"\x04node\x18\x06 \x01(\tR\x04node\x12\x1f\n" +
+	"\vagent_token\x18\a \x01(\tR\n" +
+	"agentToken\"\xfc\x01\n" +
 	"\tUserToken\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\rR\x03uid\x12\x10\n" +
 	"\x03gid\x18\x02 \x01(\rR\x03gid\x12\x12\n" +
 	"\x04user\x18\x03 \x01(\tR\x04user\x12\x12\n" +
 	"\x04node\x18\x04 \x01(\tR\x04node\x122\n" +
 	"\x06issued\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x06issued\x124\n" +
-	"\aexpires\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\"c\n" +
+	"\aexpires\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x129\n" +
+	"\baudience\x18\a \x01(\x0e2\x1d.muster.node.v1.TokenAudienceR\baudience\"c\n" +
 	"\vSignedToken\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\fR\x05token\x12 \n" +
 	"\vcertificate\x18\x02 \x01(\fR\vcertificate\x12\x1c\n" +
@@ -2030,7 +2104,11 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"\fOutputStream\x12\x1d\n" +
 	"\x19OUTPUT_STREAM_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14OUTPUT_STREAM_STDOUT\x10\x01\x12\x18\n" +
-	"\x14OUTPUT_STREAM_STDERR\x10\x022\x94\x01\n" +
+	"\x14OUTPUT_STREAM_STDERR\x10\x02*j\n" +
+	"\rTokenAudience\x12\x1e\n" +
+	"\x1aTOKEN_AUDIENCE_UNSPECIFIED\x10\x00\x12\x1e\n" +
+	"\x1aTOKEN_AUDIENCE_CONTROLLERS\x10\x01\x12\x19\n" +
+	"\x15TOKEN_AUDIENCE_AGENTS\x10\x022\x94\x01\n" +
 	"\fAgentService\x12A\n" +
 	"\x04Join\x12\x1b.muster.node.v1.JoinRequest\x1a\x1c.muster.node.v1.JoinResponse\x12A\n" +
 	"\x04Sync\x12\x1b.muster.node.v1.SyncRequest\x1a\x1c.muster.node.v1.SyncResponse2\x82\x02\n" +
@@ -2055,98 +2133,100 @@ func file_muster_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_muster_node_v1_node_proto_rawDescData
 }
 
-var file_muster_node_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_muster_node_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_muster_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_muster_node_v1_node_proto_goTypes = []any{
 	(WorkState)(0),                // 0: muster.node.v1.WorkState
 	(OutputStream)(0),             // 1: muster.node.v1.OutputStream
-	(*JoinRequest)(nil),           // 2: muster.node.v1.JoinRequest
-	(*JoinResponse)(nil),          // 3: muster.node.v1.JoinResponse
-	(*ActualStep)(nil),            // 4: muster.node.v1.ActualStep
-	(*ActualAttempt)(nil),         // 5: muster.node.v1.ActualAttempt
-	(*SyncRequest)(nil),           // 6: muster.node.v1.SyncRequest
-	(*Grant)(nil),                 // 7: muster.node.v1.Grant
-	(*DesiredStep)(nil),           // 8: muster.node.v1.DesiredStep
-	(*DesiredAttempt)(nil),        // 9: muster.node.v1.DesiredAttempt
-	(*SyncResponse)(nil),          // 10: muster.node.v1.SyncResponse
-	(*ReadOutputRequest)(nil),     // 11: muster.node.v1.ReadOutputRequest
-	(*OutputOffset)(nil),          // 12: muster.node.v1.OutputOffset
-	(*ReadOutputResponse)(nil),    // 13: muster.node.v1.ReadOutputResponse
-	(*WriteInputRequest)(nil),     // 14: muster.node.v1.WriteInputRequest
-	(*WriteInputResponse)(nil),    // 15: muster.node.v1.WriteInputResponse
-	(*StatusRequest)(nil),         // 16: muster.node.v1.StatusRequest
-	(*StatusResponse)(nil),        // 17: muster.node.v1.StatusResponse
-	(*VouchRequest)(nil),          // 18: muster.node.v1.VouchRequest
-	(*VouchResponse)(nil),         // 19: muster.node.v1.VouchResponse
-	(*UserToken)(nil),             // 20: muster.node.v1.UserToken
-	(*SignedToken)(nil),           // 21: muster.node.v1.SignedToken
-	(*v1.NodeSpec)(nil),           // 22: muster.api.v1.NodeSpec
-	(*v1.Instance)(nil),           // 23: muster.api.v1.Instance
-	(*v1.Settings)(nil),           // 24: muster.api.v1.Settings
-	(*v1.Revision)(nil),           // 25: muster.api.v1.Revision
-	(*v1.Member)(nil),             // 26: muster.api.v1.Member
-	(*v1.Fence)(nil),              // 27: muster.api.v1.Fence
-	(*v11.TaskReport)(nil),        // 28: muster.log.v1.TaskReport
-	(*v1.Step)(nil),               // 29: muster.api.v1.Step
-	(*v1.Job)(nil),                // 30: muster.api.v1.Job
-	(*v1.SignalOrder)(nil),        // 31: muster.api.v1.SignalOrder
-	(*v1.TaskExit)(nil),           // 32: muster.api.v1.TaskExit
-	(*timestamppb.Timestamp)(nil), // 33: google.protobuf.Timestamp
+	(TokenAudience)(0),            // 2: muster.node.v1.TokenAudience
+	(*JoinRequest)(nil),           // 3: muster.node.v1.JoinRequest
+	(*JoinResponse)(nil),          // 4: muster.node.v1.JoinResponse
+	(*ActualStep)(nil),            // 5: muster.node.v1.ActualStep
+	(*ActualAttempt)(nil),         // 6: muster.node.v1.ActualAttempt
+	(*SyncRequest)(nil),           // 7: muster.node.v1.SyncRequest
+	(*Grant)(nil),                 // 8: muster.node.v1.Grant
+	(*DesiredStep)(nil),           // 9: muster.node.v1.DesiredStep
+	(*DesiredAttempt)(nil),        // 10: muster.node.v1.DesiredAttempt
+	(*SyncResponse)(nil),          // 11: muster.node.v1.SyncResponse
+	(*ReadOutputRequest)(nil),     // 12: muster.node.v1.ReadOutputRequest
+	(*OutputOffset)(nil),          // 13: muster.node.v1.OutputOffset
+	(*ReadOutputResponse)(nil),    // 14: muster.node.v1.ReadOutputResponse
+	(*WriteInputRequest)(nil),     // 15: muster.node.v1.WriteInputRequest
+	(*WriteInputResponse)(nil),    // 16: muster.node.v1.WriteInputResponse
+	(*StatusRequest)(nil),         // 17: muster.node.v1.StatusRequest
+	(*StatusResponse)(nil),        // 18: muster.node.v1.StatusResponse
+	(*VouchRequest)(nil),          // 19: muster.node.v1.VouchRequest
+	(*VouchResponse)(nil),         // 20: muster.node.v1.VouchResponse
+	(*UserToken)(nil),             // 21: muster.node.v1.UserToken
+	(*SignedToken)(nil),           // 22: muster.node.v1.SignedToken
+	(*v1.NodeSpec)(nil),           // 23: muster.api.v1.NodeSpec
+	(*v1.Instance)(nil),           // 24: muster.api.v1.Instance
+	(*v1.Settings)(nil),           // 25: muster.api.v1.Settings
+	(*v1.Revision)(nil),           // 26: muster.api.v1.Revision
+	(*v1.Member)(nil),             // 27: muster.api.v1.Member
+	(*v1.Fence)(nil),              // 28: muster.api.v1.Fence
+	(*v11.TaskReport)(nil),        // 29: muster.log.v1.TaskReport
+	(*v1.Step)(nil),               // 30: muster.api.v1.Step
+	(*v1.Job)(nil),                // 31: muster.api.v1.Job
+	(*v1.SignalOrder)(nil),        // 32: muster.api.v1.SignalOrder
+	(*v1.TaskExit)(nil),           // 33: muster.api.v1.TaskExit
+	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
 }
 var file_muster_node_v1_node_proto_depIdxs = []int32{
-	22, // 0: muster.node.v1.JoinRequest.spec:type_name -> muster.api.v1.NodeSpec
-	23, // 1: muster.node.v1.JoinRequest.instance:type_name -> muster.api.v1.Instance
-	24, // 2: muster.node.v1.JoinResponse.settings:type_name -> muster.api.v1.Settings
-	25, // 3: muster.node.v1.JoinResponse.revision:type_name -> muster.api.v1.Revision
-	26, // 4: muster.node.v1.JoinResponse.members:type_name -> muster.api.v1.Member
+	23, // 0: muster.node.v1.JoinRequest.spec:type_name -> muster.api.v1.NodeSpec
+	24, // 1: muster.node.v1.JoinRequest.instance:type_name -> muster.api.v1.Instance
+	25, // 2: muster.node.v1.JoinResponse.settings:type_name -> muster.api.v1.Settings
+	26, // 3: muster.node.v1.JoinResponse.revision:type_name -> muster.api.v1.Revision
+	27, // 4: muster.node.v1.JoinResponse.members:type_name -> muster.api.v1.Member
 	0,  // 5: muster.node.v1.ActualStep.state:type_name -> muster.node.v1.WorkState
-	27, // 6: muster.node.v1.ActualAttempt.fence:type_name -> muster.api.v1.Fence
+	28, // 6: muster.node.v1.ActualAttempt.fence:type_name -> muster.api.v1.Fence
 	0,  // 7: muster.node.v1.ActualAttempt.state:type_name -> muster.node.v1.WorkState
-	4,  // 8: muster.node.v1.ActualAttempt.steps:type_name -> muster.node.v1.ActualStep
-	23, // 9: muster.node.v1.SyncRequest.instance:type_name -> muster.api.v1.Instance
-	25, // 10: muster.node.v1.SyncRequest.seen:type_name -> muster.api.v1.Revision
-	25, // 11: muster.node.v1.SyncRequest.holds:type_name -> muster.api.v1.Revision
-	5,  // 12: muster.node.v1.SyncRequest.actual:type_name -> muster.node.v1.ActualAttempt
-	28, // 13: muster.node.v1.SyncRequest.reports:type_name -> muster.log.v1.TaskReport
-	29, // 14: muster.node.v1.DesiredStep.step:type_name -> muster.api.v1.Step
+	5,  // 8: muster.node.v1.ActualAttempt.steps:type_name -> muster.node.v1.ActualStep
+	24, // 9: muster.node.v1.SyncRequest.instance:type_name -> muster.api.v1.Instance
+	26, // 10: muster.node.v1.SyncRequest.seen:type_name -> muster.api.v1.Revision
+	26, // 11: muster.node.v1.SyncRequest.holds:type_name -> muster.api.v1.Revision
+	6,  // 12: muster.node.v1.SyncRequest.actual:type_name -> muster.node.v1.ActualAttempt
+	29, // 13: muster.node.v1.SyncRequest.reports:type_name -> muster.log.v1.TaskReport
+	30, // 14: muster.node.v1.DesiredStep.step:type_name -> muster.api.v1.Step
 	0,  // 15: muster.node.v1.DesiredStep.want:type_name -> muster.node.v1.WorkState
-	30, // 16: muster.node.v1.DesiredAttempt.job:type_name -> muster.api.v1.Job
-	27, // 17: muster.node.v1.DesiredAttempt.fence:type_name -> muster.api.v1.Fence
+	31, // 16: muster.node.v1.DesiredAttempt.job:type_name -> muster.api.v1.Job
+	28, // 17: muster.node.v1.DesiredAttempt.fence:type_name -> muster.api.v1.Fence
 	0,  // 18: muster.node.v1.DesiredAttempt.want:type_name -> muster.node.v1.WorkState
-	8,  // 19: muster.node.v1.DesiredAttempt.steps:type_name -> muster.node.v1.DesiredStep
-	31, // 20: muster.node.v1.DesiredAttempt.signals:type_name -> muster.api.v1.SignalOrder
-	25, // 21: muster.node.v1.SyncResponse.revision:type_name -> muster.api.v1.Revision
-	9,  // 22: muster.node.v1.SyncResponse.desired:type_name -> muster.node.v1.DesiredAttempt
-	7,  // 23: muster.node.v1.SyncResponse.grant:type_name -> muster.node.v1.Grant
-	26, // 24: muster.node.v1.SyncResponse.members:type_name -> muster.api.v1.Member
-	24, // 25: muster.node.v1.SyncResponse.settings:type_name -> muster.api.v1.Settings
+	9,  // 19: muster.node.v1.DesiredAttempt.steps:type_name -> muster.node.v1.DesiredStep
+	32, // 20: muster.node.v1.DesiredAttempt.signals:type_name -> muster.api.v1.SignalOrder
+	26, // 21: muster.node.v1.SyncResponse.revision:type_name -> muster.api.v1.Revision
+	10, // 22: muster.node.v1.SyncResponse.desired:type_name -> muster.node.v1.DesiredAttempt
+	8,  // 23: muster.node.v1.SyncResponse.grant:type_name -> muster.node.v1.Grant
+	27, // 24: muster.node.v1.SyncResponse.members:type_name -> muster.api.v1.Member
+	25, // 25: muster.node.v1.SyncResponse.settings:type_name -> muster.api.v1.Settings
 	1,  // 26: muster.node.v1.ReadOutputRequest.stream:type_name -> muster.node.v1.OutputStream
-	12, // 27: muster.node.v1.ReadOutputRequest.offsets:type_name -> muster.node.v1.OutputOffset
+	13, // 27: muster.node.v1.ReadOutputRequest.offsets:type_name -> muster.node.v1.OutputOffset
 	1,  // 28: muster.node.v1.OutputOffset.stream:type_name -> muster.node.v1.OutputStream
 	1,  // 29: muster.node.v1.ReadOutputResponse.stream:type_name -> muster.node.v1.OutputStream
-	32, // 30: muster.node.v1.ReadOutputResponse.exits:type_name -> muster.api.v1.TaskExit
-	5,  // 31: muster.node.v1.StatusResponse.actual:type_name -> muster.node.v1.ActualAttempt
-	23, // 32: muster.node.v1.StatusResponse.instance:type_name -> muster.api.v1.Instance
-	33, // 33: muster.node.v1.VouchResponse.expires:type_name -> google.protobuf.Timestamp
-	33, // 34: muster.node.v1.UserToken.issued:type_name -> google.protobuf.Timestamp
-	33, // 35: muster.node.v1.UserToken.expires:type_name -> google.protobuf.Timestamp
-	2,  // 36: muster.node.v1.AgentService.Join:input_type -> muster.node.v1.JoinRequest
-	6,  // 37: muster.node.v1.AgentService.Sync:input_type -> muster.node.v1.SyncRequest
-	11, // 38: muster.node.v1.NodeService.ReadOutput:input_type -> muster.node.v1.ReadOutputRequest
-	14, // 39: muster.node.v1.NodeService.WriteInput:input_type -> muster.node.v1.WriteInputRequest
-	16, // 40: muster.node.v1.NodeService.Status:input_type -> muster.node.v1.StatusRequest
-	18, // 41: muster.node.v1.VouchService.Vouch:input_type -> muster.node.v1.VouchRequest
-	3,  // 42: muster.node.v1.AgentService.Join:output_type -> muster.node.v1.JoinResponse
-	10, // 43: muster.node.v1.AgentService.Sync:output_type -> muster.node.v1.SyncResponse
-	13, // 44: muster.node.v1.NodeService.ReadOutput:output_type -> muster.node.v1.ReadOutputResponse
-	15, // 45: muster.node.v1.NodeService.WriteInput:output_type -> muster.node.v1.WriteInputResponse
-	17, // 46: muster.node.v1.NodeService.Status:output_type -> muster.node.v1.StatusResponse
-	19, // 47: muster.node.v1.VouchService.Vouch:output_type -> muster.node.v1.VouchResponse
-	42, // [42:48] is the sub-list for method output_type
-	36, // [36:42] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	33, // 30: muster.node.v1.ReadOutputResponse.exits:type_name -> muster.api.v1.TaskExit
+	6,  // 31: muster.node.v1.StatusResponse.actual:type_name -> muster.node.v1.ActualAttempt
+	24, // 32: muster.node.v1.StatusResponse.instance:type_name -> muster.api.v1.Instance
+	34, // 33: muster.node.v1.VouchResponse.expires:type_name -> google.protobuf.Timestamp
+	34, // 34: muster.node.v1.UserToken.issued:type_name -> google.protobuf.Timestamp
+	34, // 35: muster.node.v1.UserToken.expires:type_name -> google.protobuf.Timestamp
+	2,  // 36: muster.node.v1.UserToken.audience:type_name -> muster.node.v1.TokenAudience
+	3,  // 37: muster.node.v1.AgentService.Join:input_type -> muster.node.v1.JoinRequest
+	7,  // 38: muster.node.v1.AgentService.Sync:input_type -> muster.node.v1.SyncRequest
+	12, // 39: muster.node.v1.NodeService.ReadOutput:input_type -> muster.node.v1.ReadOutputRequest
+	15, // 40: muster.node.v1.NodeService.WriteInput:input_type -> muster.node.v1.WriteInputRequest
+	17, // 41: muster.node.v1.NodeService.Status:input_type -> muster.node.v1.StatusRequest
+	19, // 42: muster.node.v1.VouchService.Vouch:input_type -> muster.node.v1.VouchRequest
+	4,  // 43: muster.node.v1.AgentService.Join:output_type -> muster.node.v1.JoinResponse
+	11, // 44: muster.node.v1.AgentService.Sync:output_type -> muster.node.v1.SyncResponse
+	14, // 45: muster.node.v1.NodeService.ReadOutput:output_type -> muster.node.v1.ReadOutputResponse
+	16, // 46: muster.node.v1.NodeService.WriteInput:output_type -> muster.node.v1.WriteInputResponse
+	18, // 47: muster.node.v1.NodeService.Status:output_type -> muster.node.v1.StatusResponse
+	20, // 48: muster.node.v1.VouchService.Vouch:output_type -> muster.node.v1.VouchResponse
+	43, // [43:49] is the sub-list for method output_type
+	37, // [37:43] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_muster_node_v1_node_proto_init() }
@@ -2159,7 +2239,7 @@ func file_muster_node_v1_node_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_muster_node_v1_node_proto_rawDesc), len(file_muster_node_v1_node_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      3,
 			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   3,

@@ -334,7 +334,7 @@ var (
 
 // VouchServiceClient is a client for the muster.node.v1.VouchService service.
 type VouchServiceClient interface {
-	// Vouch returns a token for the user who owns the calling process, from the kernel's credentials of the socket.
+	// Vouch returns tokens for the user who owns the calling process, from the kernel's credentials of the socket.
 	Vouch(context.Context, *v1.VouchRequest) (*v1.VouchResponse, error)
 }
 
@@ -346,7 +346,7 @@ func NewVouchServiceClient(client *connect.Client) VouchServiceClient {
 
 // VouchServiceHandler is an implementation of the muster.node.v1.VouchService service.
 type VouchServiceHandler interface {
-	// Vouch returns a token for the user who owns the calling process, from the kernel's credentials of the socket.
+	// Vouch returns tokens for the user who owns the calling process, from the kernel's credentials of the socket.
 	Vouch(context.Context, *v1.VouchRequest) (*v1.VouchResponse, error)
 }
 
