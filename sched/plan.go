@@ -229,7 +229,7 @@ func (p *pass) place(j *job, s *classShape, picks []pick, end Time) {
 	d := Placement{Job: j.ID, Attempt: j.Attempt, Partition: s.part.Name}
 	for i := range picks {
 		n := p.x.nodes[picks[i].slot]
-		g := p.give(n, &s.shape, caps[i])
+		g := give(n, &s.shape, caps[i], p.st)
 		p.take(n, &g, j.ID, end)
 		d.Epochs = append(d.Epochs, n.Epoch)
 		if k := len(d.Groups); k > 0 && sameShare(&d.Groups[k-1], &g) {
@@ -247,7 +247,7 @@ func sameShare(a, b *Group) bool {
 }
 
 // give chooses the devices of one node for n units.
-func (p *pass) give(n *node, s *shape, units uint32) Group {
+func give(n *node, s *shape, units uint32, st *state) Group {
 	a := s.share(units)
 	g := Group{Nodes: []NodeID{n.ID}, Tasks: a.tasks, MemoryMB: a.memory}
 	if s.memoryAll {
@@ -264,12 +264,12 @@ func (p *pass) give(n *node, s *shape, units uint32) Group {
 		}
 		return g
 	}
-	g.CPUs = lowest(int(a.cpus), upTo(int(n.CPUs)), p.st.cpuMasks[n.slot])
+	g.CPUs = lowest(int(a.cpus), upTo(int(n.CPUs)), st.cpuMasks[n.slot])
 	gpus := n.all
 	if s.gpuType != "" {
 		gpus = n.byType[s.gpuType]
 	}
-	g.GPUs = lowest(int(a.gpus), gpus, p.st.gpuMasks[n.slot])
+	g.GPUs = lowest(int(a.gpus), gpus, st.gpuMasks[n.slot])
 	return g
 }
 

@@ -2,9 +2,7 @@ package control
 
 import (
 	"context"
-	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -13,6 +11,7 @@ import (
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	logv1 "github.com/muster-hpc/muster/proto/muster/log/v1"
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
+	"github.com/muster-hpc/muster/sched"
 )
 
 const (
@@ -41,6 +40,9 @@ type waiting struct {
 	tries    int
 	notUntil time.Time
 	busy     bool
+	// failedAt is when it was seen first that a node could not prepare; replacing counts the replacements proposed.
+	failedAt  time.Time
+	replacing int
 }
 
 // gate is the memory of the barrier.
@@ -52,11 +54,18 @@ type gate struct {
 	// works is guarded by mu, and so are its values.
 	works map[workKey]*waiting
 	ended signal
+	// spares knows which nodes are free; it follows the state only when nodes are to be replaced. taken are those chosen at this revision.
+	spares mirror
+	taken  map[sched.NodeID]bool
+}
+
+func newGate(r *reign, clock func() time.Time) *gate {
+	return &gate{r: r, clock: clock, works: map[workKey]*waiting{}, ended: newSignal(), spares: mirror{nodesOnly: true}, taken: map[sched.NodeID]bool{}}
 }
 
 // barrier is the duty that starts what is prepared on all its nodes, and ends what does not get ready in time.
 func (r *reign) barrier(ctx context.Context) error {
-	g := &gate{r: r, clock: time.Now, works: map[workKey]*waiting{}, ended: newSignal()}
+	g := newGate(r, time.Now)
 	for ctx.Err() == nil {
 		changed := r.cfg.Replica.Changed()
 		next := g.round(ctx)
@@ -101,12 +110,14 @@ func (g *gate) round(ctx context.Context) time.Duration {
 	return next
 }
 
-// due returns the command that starts something or gives it up, or nil and when to look again.
+// due returns the command that starts something, replaces nodes of it or gives it up, or nil and when to look again.
 func (g *gate) due(v *fsm.View, key workKey, w *waiting, at time.Time) (*logv1.Command, time.Duration) {
 	timeout := time.Duration(v.Settings().GetPrepareTimeoutMs()) * time.Millisecond
 	nodes := g.nodes(v, key)
-	if w.steps == nil && !key.isStep {
-		w.steps = expected(v, key)
+	if !key.isStep && slices.ContainsFunc(v.Attempt(key.job, key.attempt).GetUnprepared(), func(u *apiv1.UnpreparedNode) bool {
+		return slices.Contains(nodes, u.Node)
+	}) {
+		return g.withoutFailed(v, key, w, nodes, at, timeout)
 	}
 	switch missing := g.missing(key, w, nodes); {
 	case missing == 0 || g.r.cfg.Faults.StartUnprepared:
@@ -161,6 +172,9 @@ func (g *gate) follow(v *fsm.View) {
 			case state.ChangeNode, state.ChangeCluster:
 			}
 		}
+	}
+	if fsm.CompareRevisions(g.at, v.Revision()) != 0 {
+		clear(g.taken)
 	}
 	g.at = v.Revision()
 }
@@ -285,35 +299,23 @@ func (g *gate) start(key workKey, w *waiting, nodes []uint32) *logv1.Command {
 	return &logv1.Command{Op: &logv1.Command_StartAttempt{StartAttempt: &logv1.StartAttempt{JobId: key.job, Fence: w.fence, Prepared: prepared}}}
 }
 
-// giveUp is the command that ends something that did not get ready in time.
+// giveUp is the command for something that did not get ready in time: other nodes take the place of the late ones, or it ends.
 func (g *gate) giveUp(v *fsm.View, key workKey, w *waiting, nodes []uint32, timeout time.Duration) *logv1.Command {
-	var names []string
-	fault, late := uint32(0), 0
+	var late []uint32
 	for _, n := range nodes {
-		if g.prepared(key, w, n) != nil {
-			continue
-		}
-		if late++; late == 1 {
-			fault = n
-		}
-		if len(names) < namedNodes {
-			names = append(names, v.Node(n).GetSpec().GetName())
+		if g.prepared(key, w, n) == nil {
+			late = append(late, n)
 		}
 	}
-	who := "node " + strings.Join(names, ", ")
-	if late > 1 {
-		who = "nodes " + strings.Join(names, ", ")
-		if late > namedNodes {
-			who += fmt.Sprintf(" and %d more", late-namedNodes)
-		}
-	}
-	sentence := fmt.Sprintf("%s did not get ready within %v", who, timeout)
+	sentence := g.tardy(v, late, timeout)
 	if key.isStep {
 		return &logv1.Command{Op: &logv1.Command_EndStep{EndStep: &logv1.EndStep{
 			JobId: key.job, StepId: key.step, Fence: w.fence, State: apiv1.StepState_STEP_STATE_FAILED, Sentence: sentence}}}
 	}
-	return &logv1.Command{Op: &logv1.Command_EndAttempt{EndAttempt: &logv1.EndAttempt{
-		JobId: key.job, Fence: w.fence, Failure: apiv1.FailureClass_FAILURE_CLASS_LAUNCH, Sentence: sentence, FaultNode: fault}}}
+	if cmd := g.replace(v, key, w, len(nodes), late, &logv1.Place{Unprepared: late, Sentence: sentence}); cmd != nil {
+		return cmd
+	}
+	return ending(key, w, sentence, late[0])
 }
 
 // propose proposes side by side with others; when it did not succeed, it is tried again later. The caller holds mu.
@@ -328,9 +330,9 @@ func (g *gate) propose(ctx context.Context, key workKey, w *waiting, cmd *logv1.
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
-			g.r.log.Warn("a start or end was not written", "job", key.job, "attempt", key.attempt, "error", err)
+			g.r.log.Warn("a start, replacement or end was not written", "job", key.job, "attempt", key.attempt, "error", err)
 		case result.GetRefusal() != nil:
-			g.r.log.Info("a start or end was refused", "job", key.job, "attempt", key.attempt, "sentence", result.Refusal.Sentence)
+			g.r.log.Info("a start, replacement or end was refused", "job", key.job, "attempt", key.attempt, "sentence", result.Refusal.Sentence)
 		}
 		g.ended.raise()
 		return nil

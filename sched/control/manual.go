@@ -37,7 +37,7 @@ func NewManual(id string, term uint64, began time.Time, faults Faults) *Manual {
 		ready: newSignal(), alarms: map[string]string{}, joining: map[string]chan struct{}{},
 	}
 	m.plans = &planning{r: m.r, refused: map[sched.JobID]int{}, explained: began.Add(-explainEvery)}
-	m.gate = &gate{r: m.r, clock: func() time.Time { return m.at }, works: map[workKey]*waiting{}, ended: newSignal()}
+	m.gate = newGate(m.r, func() time.Time { return m.at })
 	return m
 }
 
@@ -91,7 +91,7 @@ func (m *Manual) Placed(job uint32, refused, unwritten bool, at time.Time) {
 	}
 }
 
-// Start starts what is prepared on all its nodes, and ends what does not get ready in time.
+// Start starts what is prepared on all its nodes, replaces nodes that can't prepare, and ends what does not get ready.
 func (m *Manual) Start(v *fsm.View, at time.Time) []*logv1.Command {
 	if !v.Bootstrapped() {
 		return nil

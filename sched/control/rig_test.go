@@ -199,6 +199,10 @@ type agent struct {
 	ctx  context.Context
 	// lazy: it never gets ready.
 	lazy atomic.Bool
+	// broken: it can't prepare anything, and says so.
+	broken atomic.Bool
+	// tidy: it reports as reaped what has ended or left it.
+	tidy atomic.Bool
 }
 
 const script = "#!/bin/sh\ntrue\n"
@@ -351,6 +355,10 @@ func (a *agent) sync() {
 	b := &peerv1.Beat{Node: a.number, Epoch: a.epoch, Instance: a.instance, Sequence: a.sequence, LastGrant: a.grant}
 	v := a.r.log.View()
 	for at := range v.NodeAttempts(a.number) {
+		a.report(at)
+		if a.broken.Load() || !slices.Contains(flat(at.Placement), a.number) {
+			continue
+		}
 		if at.State != apiv1.AttemptState_ATTEMPT_STATE_PREPARING || a.lazy.Load() {
 			continue
 		}
@@ -365,6 +373,38 @@ func (a *agent) sync() {
 	response, err := a.r.control.ReportLiveness(ctx, []*peerv1.Beat{b})
 	if err == nil && !slices.Contains(response.Refused, a.number) && !a.deaf.Load() {
 		a.grant = b.Sequence
+	}
+}
+
+func flat(p *apiv1.Placement) (nodes []uint32) {
+	for _, g := range p.Groups {
+		nodes = append(nodes, g.Nodes...)
+	}
+	return nodes
+}
+
+// report writes what the node has to say about an attempt.
+func (a *agent) report(at *apiv1.Attempt) {
+	line := &logv1.TaskReport{JobId: at.JobId, Fence: at.Fence}
+	here := slices.Contains(flat(at.Placement), a.number)
+	for _, l := range at.Leftovers {
+		if l.Node == a.number {
+			line.Fence = &apiv1.Fence{Incarnation: at.Fence.Incarnation, Attempt: at.Number, Placement: l.Placement}
+		}
+	}
+	marked := slices.ContainsFunc(at.Unprepared, func(u *apiv1.UnpreparedNode) bool { return u.Node == a.number })
+	switch {
+	case a.tidy.Load() && (!here || at.State == apiv1.AttemptState_ATTEMPT_STATE_ENDING):
+		line.Event = &logv1.TaskReport_AttemptReaped{AttemptReaped: &logv1.AttemptReaped{}}
+	case a.broken.Load() && here && !marked && at.State == apiv1.AttemptState_ATTEMPT_STATE_PREPARING:
+		line.Event = &logv1.TaskReport_PrepareFailed{PrepareFailed: &logv1.PrepareFailed{Sentence: "the disk is full"}}
+	default:
+		return
+	}
+	cmd := &logv1.Command{Principal: &apiv1.Principal{Kind: apiv1.PrincipalKind_PRINCIPAL_KIND_NODE, Name: a.name},
+		Op: &logv1.Command_ReportTasks{ReportTasks: &logv1.ReportTasks{Node: a.number, Epoch: a.epoch, Instance: a.instance, Reports: []*logv1.TaskReport{line}}}}
+	if result, err := a.r.log.Propose(a.ctx, cmd); err == nil && result.Refusal != nil {
+		a.r.t.Errorf("a report of %s was refused: %v", a.name, result.Refusal)
 	}
 }
 

@@ -18,6 +18,8 @@ type mirror struct {
 	// configured is the revision of the configuration that partitions were taken from; members the number of nodes then.
 	configured *apiv1.Revision
 	members    map[sched.NodeID]string
+	// nodesOnly leaves jobs and claims out.
+	nodesOnly bool
 }
 
 // follow brings the planner's view up to the state, by the changes since the last call if they are still known. It returns true if
@@ -30,6 +32,9 @@ func (m *mirror) follow(v *fsm.View) (rebuilt bool) {
 	}
 	regroup := fsm.CompareRevisions(v.ConfigurationRevision(), m.configured) != 0
 	for c := range changes {
+		if m.nodesOnly && c.Kind != state.ChangeNode {
+			continue
+		}
 		switch c.Kind {
 		case state.ChangeJob:
 			m.job(v, c.Job)
@@ -54,11 +59,14 @@ func (m *mirror) rebuild(v *fsm.View) {
 		m.node(v, n.Number)
 	}
 	m.partitions(v)
+	m.at = v.Revision()
+	if m.nodesOnly {
+		return
+	}
 	for j := range v.ActiveJobs() {
 		m.job(v, j.Id)
 		m.claim(v, j.Id)
 	}
-	m.at = v.Revision()
 }
 
 // node takes in a node; true if the partitions must be looked at again.
@@ -122,9 +130,14 @@ func (m *mirror) job(v *fsm.View, id uint32) {
 		m.view.RemoveJob(sched.JobID(id))
 		return
 	}
+	m.view.SetJob(waitingJob(j))
+}
+
+// waitingJob is a job as it waits for its next attempt.
+func waitingJob(j *apiv1.Job) sched.Job {
 	s := j.Status
 	job := sched.Job{
-		ID: sched.JobID(id), Attempt: s.Attempt + 1, Partitions: j.Spec.Partitions, Priority: s.Priority, TimeLimitS: s.TimeLimitS,
+		ID: sched.JobID(j.Id), Attempt: s.Attempt + 1, Partitions: j.Spec.Partitions, Priority: s.Priority, TimeLimitS: s.TimeLimitS,
 		Request: request(j.Spec.Resources), Held: uint8(s.Held), Cleaning: s.Completing,
 		BeginAt: millis(j.Spec.BeginTime), RetryAt: millis(s.NotBefore),
 		Shown: sched.Reason{Code: codeOf[s.Reason], Sentence: s.Sentence},
@@ -132,7 +145,18 @@ func (m *mirror) job(v *fsm.View, id uint32) {
 	if len(job.Partitions) == 0 {
 		job.Partitions = []string{s.Partition}
 	}
-	m.view.SetJob(job)
+	return job
+}
+
+// groupOf is a group of nodes, only those that are among some, or all if that is nil.
+func groupOf(g *apiv1.NodeGroup, some map[uint32]bool) sched.Group {
+	group := sched.Group{CPUs: g.CpuMask, GPUs: g.GpuMask, MemoryMB: g.MemoryMb, Tasks: g.Tasks}
+	for _, n := range g.Nodes {
+		if some == nil || some[n] {
+			group.Nodes = append(group.Nodes, sched.NodeID(n))
+		}
+	}
+	return group
 }
 
 func request(r *apiv1.ResourceRequest) sched.Request {
@@ -162,13 +186,7 @@ func (m *mirror) claim(v *fsm.View, id uint32) {
 		left[n] = true
 	}
 	for _, g := range a.Placement.GetGroups() {
-		group := sched.Group{CPUs: g.CpuMask, GPUs: g.GpuMask, MemoryMB: g.MemoryMb, Tasks: g.Tasks}
-		for _, n := range g.Nodes {
-			if left[n] {
-				group.Nodes = append(group.Nodes, sched.NodeID(n))
-			}
-		}
-		if len(group.Nodes) > 0 {
+		if group := groupOf(g, left); len(group.Nodes) > 0 {
 			c.Groups = append(c.Groups, group)
 		}
 	}
