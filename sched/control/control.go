@@ -56,6 +56,8 @@ type Replica interface {
 	Promote(ctx context.Context, id string) error
 	// Remove takes a member out of the group.
 	Remove(ctx context.Context, id string) error
+	// Transfer hands leadership to a voter.
+	Transfer(ctx context.Context, id string) error
 }
 
 // Peers reaches the other controllers by the ids of their members.

@@ -48,14 +48,19 @@ func (r *reign) compare(ctx context.Context, index uint64) {
 	var mu sync.Mutex
 	found := map[string]uint64{}
 	voters := map[string]bool{}
+	clocks := map[string]time.Duration{r.cfg.Replica.ID(): 0}
 	var wg sync.WaitGroup
 	for _, s := range r.cfg.Replica.Servers() {
 		voters[s.ID] = s.Voter
 		wg.Go(func() {
-			if digest, ok := r.digestOf(ctx, s.ID, index); ok {
-				mu.Lock()
-				found[s.ID] = digest
-				mu.Unlock()
+			a := r.ask(ctx, s.ID, index)
+			mu.Lock()
+			defer mu.Unlock()
+			if a.hasDigest {
+				found[s.ID] = a.digest
+			}
+			if a.hasClock {
+				clocks[s.ID] = a.clock
 			}
 		})
 	}
@@ -74,31 +79,49 @@ func (r *reign) compare(ctx context.Context, index uint64) {
 	for _, id := range v.wrong {
 		r.quarantine(ctx, id, index, v.majority, found[id])
 	}
+	r.keepTime(ctx, clocks, voters, v.wrong)
 }
 
-// digestOf asks one member, again while it has not applied the entry.
-func (r *reign) digestOf(ctx context.Context, id string, index uint64) (uint64, bool) {
+// answer is what a member says of itself.
+type answer struct {
+	digest    uint64
+	hasDigest bool
+	// clock is how far its clock is ahead of this one's, the way there and back taken into account.
+	clock    time.Duration
+	hasClock bool
+}
+
+// ask asks one member, again while it has not applied the entry.
+func (r *reign) ask(ctx context.Context, id string, index uint64) (a answer) {
 	if id == r.cfg.Replica.ID() {
-		return r.cfg.Replica.DigestAt(index)
+		a.digest, a.hasDigest = r.cfg.Replica.DigestAt(index)
+		return a
 	}
 	if r.cfg.Peers == nil {
-		return 0, false
+		return a
 	}
 	for try := range digestTries {
 		if try > 0 && !pause(ctx, digestRetry) {
-			return 0, false
+			return a
 		}
 		asked, cancel := context.WithTimeout(ctx, digestAsk)
+		sent := time.Now()
 		response, err := r.cfg.Peers.Digest(asked, id, index)
+		way := time.Since(sent)
 		cancel()
-		switch {
-		case err != nil:
+		if err != nil {
 			r.log.Debug("a member's digest is not known", "member", id, "index", index, "error", err)
-		case response.Digest != nil:
-			return *response.Digest, true
+			continue
+		}
+		if response.ClockNs != 0 {
+			a.clock, a.hasClock = ahead(time.Unix(0, response.ClockNs), sent, way), true
+		}
+		if response.Digest != nil {
+			a.digest, a.hasDigest = *response.Digest, true
+			return a
 		}
 	}
-	return 0, false
+	return a
 }
 
 func (r *reign) quarantine(ctx context.Context, id string, index, majority, digest uint64) {

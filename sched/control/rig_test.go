@@ -46,6 +46,7 @@ type fakeLog struct {
 	quarantined string
 	promoted    []string
 	removed     []string
+	transferred []string
 }
 
 func newFakeLog() *fakeLog {
@@ -164,6 +165,19 @@ func (l *fakeLog) Remove(_ context.Context, id string) error {
 	l.servers = slices.DeleteFunc(l.servers, func(s replica.Server) bool { return s.ID == id })
 	l.removed = append(l.removed, id)
 	return nil
+}
+
+func (l *fakeLog) Transfer(_ context.Context, id string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.transferred = append(l.transferred, id)
+	return nil
+}
+
+func (l *fakeLog) handovers() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.transferred)
 }
 
 func (l *fakeLog) count(cmd any) int {
