@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"sync"
 	"time"
+	"unicode"
 
 	"crypto/ecdsa"
 
@@ -30,6 +31,8 @@ const (
 	MaxTokenLifetime = 24 * time.Hour
 	// maxTokenBytes bounds what is decoded at all; a token is about 900 bytes.
 	maxTokenBytes = 8 << 10
+	// maxUserName bounds a login name; Linux allows 256 bytes.
+	maxUserName = 256
 	// tokenCacheSize bounds the tokens whose signatures are remembered.
 	tokenCacheSize = 4096
 )
@@ -140,7 +143,23 @@ func verifySignature(encoded string, roots *x509.CertPool, now time.Time) (*node
 	if token.Node != name {
 		return nil, fmt.Errorf("the token is signed by node %q but speaks for node %q", name, token.Node)
 	}
+	if err := checkUser(token.User); err != nil {
+		return nil, err
+	}
 	return token, nil
+}
+
+// checkUser refuses login names that would write over other columns, or control the terminal, where they are shown.
+func checkUser(name string) error {
+	if len(name) > maxUserName {
+		return fmt.Errorf("the token's login name has %d bytes; the limit is %d", len(name), maxUserName)
+	}
+	for _, r := range name {
+		if !unicode.IsPrint(r) || r == ' ' {
+			return fmt.Errorf("the token's login name %q contains a blank or a character that cannot be printed", name)
+		}
+	}
+	return nil
 }
 
 // audienceName is for people. An error means that nobody may accept such a token.

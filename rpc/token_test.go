@@ -106,6 +106,8 @@ func TestForgedTokensAreRefused(t *testing.T) {
 	}
 	long := aliceAt("n1", now)
 	long.Expires = timestamppb.New(now.Add(365 * 24 * time.Hour))
+	painted, endless := aliceAt("n1", now), aliceAt("n1", now)
+	painted.User, endless.User = "al\x1b[31mice", strings.Repeat("a", 257)
 	untimed := aliceAt("n1", now)
 	untimed.Expires = nil
 	for name, text := range map[string]string{
@@ -123,6 +125,8 @@ func TestForgedTokensAreRefused(t *testing.T) {
 		"a bit flipped":               resign(t, good, func(s *nodev1.SignedToken) { s.Signature[9] ^= 1 }),
 		"the CA's own certificate":    resign(t, good, func(s *nodev1.SignedToken) { s.Certificate = ca.PEM() }),
 		"too long a life":             sign(t, long, n1.Certificate),
+		"a name with escapes":         sign(t, painted, n1.Certificate),
+		"an endless name":             sign(t, endless, n1.Certificate),
 		"no expiry":                   sign(t, untimed, n1.Certificate),
 	} {
 		if token, err := rpc.VerifyToken(text, n1.Roots, controllers, now); err == nil {
