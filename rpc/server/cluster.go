@@ -60,6 +60,9 @@ func (s clusterService) UpdateNodes(ctx context.Context, request *apiv1.UpdateNo
 	if err := known(request); err != nil {
 		return nil, err
 	}
+	if err := printable(request); err != nil {
+		return nil, err
+	}
 	command, err := stamp(ctx, request.RequestId, request)
 	if err != nil {
 		return nil, err
@@ -83,6 +86,9 @@ func (s clusterService) Configure(ctx context.Context, request *apiv1.ConfigureR
 		return nil, malformed("configuration", "the request has no configuration")
 	}
 	if err := known(request); err != nil {
+		return nil, err
+	}
+	if err := printable(request); err != nil {
 		return nil, err
 	}
 	command, err := stamp(ctx, request.RequestId, request)

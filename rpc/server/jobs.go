@@ -97,6 +97,9 @@ func (s jobService) UpdateJob(ctx context.Context, request *apiv1.UpdateJobReque
 	if err := known(request); err != nil {
 		return nil, err
 	}
+	if err := printable(request); err != nil {
+		return nil, err
+	}
 	command, err := stamp(ctx, request.RequestId, request)
 	if err != nil {
 		return nil, err
@@ -154,6 +157,9 @@ func (s jobService) CreateStep(ctx context.Context, request *apiv1.CreateStepReq
 			"the environment has %d bytes; the limit is %d bytes", len(request.Environment), rpc.MaxEnvironmentBytes))
 	}
 	if err := known(request); err != nil {
+		return nil, err
+	}
+	if err := printable(request); err != nil {
 		return nil, err
 	}
 	command, err := stamp(ctx, request.RequestId, request)

@@ -2,6 +2,8 @@ package server
 
 import (
 	"fmt"
+	"strings"
+	"unicode"
 
 	"connectrpc.com/connect/v2"
 	"google.golang.org/protobuf/proto"
@@ -33,6 +35,48 @@ func known(message proto.Message) error {
 			"the request has a field in %s that this controller does not know: the client is newer than the cluster; upgrade the controllers first", name))
 	}
 	return nil
+}
+
+// printable refuses text with control characters: job names, reasons and paths are shown to others, whose terminals must
+// not obey them, and a line break would forge lines of output that programs read. Arguments and command lines may contain
+// anything; who shows them quotes them.
+func printable(message proto.Message) error {
+	if name := unprintableIn(message.ProtoReflect()); name != "" {
+		return malformed(name, "the %s contains a control character, such as a line break or an escape: leave it out", name)
+	}
+	return nil
+}
+
+// mayControl are the fields that programs take as they are.
+var mayControl = map[protoreflect.Name]bool{"args": true, "command_line": true}
+
+// unprintableIn returns the name of a text field in m that contains a control character, or "".
+func unprintableIn(m protoreflect.Message) string {
+	found := ""
+	check := func(field protoreflect.FieldDescriptor, value protoreflect.Value) {
+		switch {
+		case field.Message() != nil:
+			found = unprintableIn(value.Message())
+		case field.Kind() == protoreflect.StringKind && strings.ContainsFunc(value.String(), unicode.IsControl):
+			found = string(field.Name())
+		}
+	}
+	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		if field.IsMap() || mayControl[field.Name()] {
+			return true // no message that is proposed has a map
+		}
+		if !field.IsList() {
+			check(field, value)
+			return found == ""
+		}
+		for i := range value.List().Len() {
+			if check(field, value.List().Get(i)); found != "" {
+				return false
+			}
+		}
+		return true
+	})
+	return found
 }
 
 // unknownIn returns the name of a message in m that has unknown fields, or "".

@@ -99,6 +99,9 @@ func (s *Server) prepare(ctx context.Context, view *fsm.View, newest func() (*fs
 		}
 		spec = changed
 	}
+	if err := printable(spec); err != nil {
+		return refuse(err)
+	}
 	blobs := []struct {
 		name    string
 		content []byte

@@ -32,6 +32,9 @@ func (s agentService) Join(ctx context.Context, request *nodev1.JoinRequest) (*n
 	if err := known(request); err != nil {
 		return nil, err
 	}
+	if err := printable(request); err != nil {
+		return nil, err
+	}
 	forward := &peerv1.JoinNodeRequest{Join: request, CertificateName: principal.Name}
 	var response *nodev1.JoinResponse
 	err := s.onLeader(ctx, "the join of node "+principal.Name,
