@@ -99,7 +99,7 @@ func (m *Machine) comeUp(n *apiv1.Node) {
 	if n.State == nodeUp {
 		return
 	}
-	n.State, n.JoinTime = nodeUp, m.now()
+	n.State, n.JoinTime, n.LostOnSilence = nodeUp, m.now(), false
 	if !n.Drain {
 		n.Reason, n.ReasonBy, n.ReasonTime = "", "", nil
 	}
@@ -151,6 +151,7 @@ func (m *Machine) loseNode(l *logv1.LoseNode) *logv1.Result {
 		return refused(refuse("NODE_DOWN", subject, "node %s is lost already", n.Spec.Name))
 	}
 	n = m.lose(n, l.Sentence, "muster")
+	n = m.changeNode(n, func(n *apiv1.Node) { n.LostOnSilence = true })
 	return &logv1.Result{NodeNumber: n.Number, NodeEpoch: n.Epoch}
 }
 
@@ -179,6 +180,9 @@ func (m *Machine) fenceNode(f *logv1.FenceNode) *logv1.Result {
 		return refused(refuse("NODE_EPOCH", subject, "node %s is in epoch %d; %d cannot be fenced", n.Spec.Name, n.Epoch, f.Epoch))
 	case f.Epoch == n.Epoch && n.State == nodeUp:
 		return refused(refuse("NODE_NOT_LOST", subject, "node %s is up in epoch %d; declare it lost first", n.Spec.Name, n.Epoch))
+	}
+	if f.PoweredOff && f.Epoch == n.Epoch {
+		n = m.provedDead(n)
 	}
 	n = m.fence(n, f.Epoch, f.PoweredOff)
 	return &logv1.Result{NodeNumber: n.Number, NodeEpoch: n.Epoch}
@@ -257,10 +261,18 @@ func (m *Machine) resume(n *apiv1.Node) {
 
 // declareDown ends what runs on the node, and drains it so that it stays without work though its agent may come back.
 func (m *Machine) declareDown(n *apiv1.Node, reason string) {
-	n = m.drain(n, reason)
+	n = m.provedDead(m.drain(n, reason))
 	if n.State == nodeUp {
 		m.lose(n, reason, m.cmd.Principal.Name)
 	}
+}
+
+// provedDead notes that a lost node is known to be dead, or that an operator answers for it.
+func (m *Machine) provedDead(n *apiv1.Node) *apiv1.Node {
+	if !n.LostOnSilence {
+		return n
+	}
+	return m.changeNode(n, func(n *apiv1.Node) { n.LostOnSilence = false })
 }
 
 func (m *Machine) declareFenced(n *apiv1.Node, reason string) {

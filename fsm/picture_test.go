@@ -23,7 +23,7 @@ func (w *twin) picture() string {
 	for _, number := range slices.Sorted(maps.Keys(w.nodes)) {
 		n := w.nodes[number]
 		cpus, gpus, memory, _, _ := w.owners(number, nil)
-		fmt.Fprintf(&b, "node %d epoch=%d up=%t drain=%t failures=%d cpus=%x gpus=%x memory=%d\n", number, n.epoch, n.up, n.drain,
+		fmt.Fprintf(&b, "node %d epoch=%d up=%t silent=%t drain=%t failures=%d cpus=%x gpus=%x memory=%d\n", number, n.epoch, n.up, n.silent, n.drain,
 			n.failures, cpus, gpus, memory)
 	}
 	return b.String()
@@ -53,7 +53,7 @@ func pictureOf(v *View) string {
 		return mask[0]
 	}
 	for n := range v.Nodes() {
-		fmt.Fprintf(&b, "node %d epoch=%d up=%t drain=%t failures=%d cpus=%x gpus=%x memory=%d\n", n.Number, n.Epoch, n.State == nodeUp, n.Drain,
+		fmt.Fprintf(&b, "node %d epoch=%d up=%t silent=%t drain=%t failures=%d cpus=%x gpus=%x memory=%d\n", n.Number, n.Epoch, n.State == nodeUp, n.LostOnSilence, n.Drain,
 			n.LaunchFailures, word(n.CpusAllocatedMask), word(n.GpusAllocatedMask), n.MemoryAllocatedMb)
 	}
 	return b.String()

@@ -71,7 +71,7 @@ type twinNode struct {
 	number, epoch, failures uint32
 	spec                    *apiv1.NodeSpec
 	boot, nonce             string
-	up, drain               bool
+	up, drain, silent       bool
 }
 
 func newTwin() *twin {
@@ -548,7 +548,7 @@ func (w *twin) join(c *logv1.JoinNode) string {
 			continue
 		}
 		if n.boot == c.Instance.BootId && n.nonce == c.Instance.Nonce {
-			n.up = true
+			n.up, n.silent = true, false
 			return ""
 		}
 		if !c.TakesOver {
@@ -556,7 +556,7 @@ func (w *twin) join(c *logv1.JoinNode) string {
 		}
 		reboot := n.boot != c.Instance.BootId
 		n.epoch++
-		n.up, n.boot, n.nonce = true, c.Instance.BootId, c.Instance.Nonce
+		n.up, n.silent, n.boot, n.nonce = true, false, c.Instance.BootId, c.Instance.Nonce
 		w.endOn(n.number)
 		if reboot {
 			w.accountAll(n.number, func(*twinJob, twinShare) bool { return true })
@@ -598,7 +598,7 @@ func (w *twin) lose(c *logv1.LoseNode) string {
 	case !n.up:
 		return "NODE_DOWN"
 	}
-	n.up = false
+	n.up, n.silent = false, true
 	n.epoch++
 	w.endOn(n.number)
 	return ""
@@ -613,6 +613,9 @@ func (w *twin) fence(c *logv1.FenceNode) string {
 		return "NODE_EPOCH"
 	case c.Epoch == n.epoch && n.up:
 		return "NODE_NOT_LOST"
+	}
+	if c.PoweredOff && c.Epoch == n.epoch {
+		n.silent = false
 	}
 	w.accountAll(c.Node, func(j *twinJob, s twinShare) bool {
 		return s.epoch <= c.Epoch && (c.PoweredOff || j.spec.AutomaticRecovery)
@@ -643,6 +646,7 @@ func (w *twin) updateNodes(r *apiv1.UpdateNodesRequest) string {
 			if n.up {
 				w.lose(&logv1.LoseNode{Node: n.number, Epoch: n.epoch})
 			}
+			n.silent = false
 			if _, fenced := r.Change.(*apiv1.UpdateNodesRequest_Fenced); fenced {
 				w.accountAll(n.number, func(*twinJob, twinShare) bool { return true })
 			}

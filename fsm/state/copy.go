@@ -157,6 +157,7 @@ func CopyNode(from *apiv1.Node) *apiv1.Node {
 		GpusAllocatedMask: from.GpusAllocatedMask,
 		LastBusyTime:      from.LastBusyTime,
 		CpusAllocatedMask: from.CpusAllocatedMask,
+		LostOnSilence:     from.LostOnSilence,
 	}
 }
 

@@ -252,16 +252,22 @@ func TestLostNodesCountWhileNobodyProvedThemDead(t *testing.T) {
 		r := newRig(t, nil, Faults{})
 		defer r.end()
 		agents := r.cluster(5)
+		root := &apiv1.Principal{Kind: apiv1.PrincipalKind_PRINCIPAL_KIND_USER, Name: "root"}
+		// That an operator drained it before proves nothing.
+		r.must(&logv1.Command{Principal: root, Op: &logv1.Command_UpdateNodes{UpdateNodes: &logv1.UpdateNodes{Request: &apiv1.UpdateNodesRequest{
+			Names: []string{"n1"}, Change: &apiv1.UpdateNodesRequest_Drain{Drain: true}, Reason: "new fans"}}}})
 		agents[0].stop()
 		r.eventually(2*time.Minute, "n1 lost", r.down("n1"))
+		if n := r.control.Status().OverdueNodes; n != 1 {
+			t.Fatalf("%d nodes overdue; n1 may be alive", n)
+		}
 		agents[1].stop()
 		time.Sleep(5 * time.Minute)
 		if r.down("n2")() {
 			t.Fatal("a second node was declared lost: 2 of 5 are more than 20 %")
 		}
-		r.must(&logv1.Command{Principal: &apiv1.Principal{Kind: apiv1.PrincipalKind_PRINCIPAL_KIND_USER, Name: "root"},
-			Op: &logv1.Command_UpdateNodes{UpdateNodes: &logv1.UpdateNodes{Request: &apiv1.UpdateNodesRequest{
-				Names: []string{"n1"}, Change: &apiv1.UpdateNodesRequest_Down{Down: true}, Reason: "burnt"}}}})
+		r.must(&logv1.Command{Principal: root, Op: &logv1.Command_UpdateNodes{UpdateNodes: &logv1.UpdateNodes{Request: &apiv1.UpdateNodesRequest{
+			Names: []string{"n1"}, Change: &apiv1.UpdateNodesRequest_Down{Down: true}, Reason: "burnt"}}}})
 		r.eventually(time.Second, "n2 lost once n1 is asserted dead", r.down("n2"))
 	})
 }

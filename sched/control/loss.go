@@ -56,8 +56,8 @@ func (l *liveness) look(v *fsm.View, at time.Time) survey {
 	for n := range v.Nodes() {
 		x := l.of(n)
 		if n.State != apiv1.NodeState_NODE_STATE_UP {
-			if !asserted(n) {
-				s.overdue++
+			if n.LostOnSilence {
+				s.overdue++ // It may be alive, also if it was drained before.
 			}
 			if at.Sub(x.granted) >= s.lease+s.window && stopsItself(v, n) {
 				s.fence = append(s.fence, n)
@@ -89,9 +89,6 @@ func (s survey) losing(n *apiv1.Node) *logv1.Command {
 func fencing(n *apiv1.Node) *logv1.Command {
 	return &logv1.Command{Op: &logv1.Command_FenceNode{FenceNode: &logv1.FenceNode{Node: n.Number, Epoch: n.Epoch - 1}}}
 }
-
-// asserted tells whether an operator said that a node is dead: such a node is not counted among those that may be alive and silent.
-func asserted(n *apiv1.Node) bool { return n.Drain && n.ReasonBy != "" && n.ReasonBy != "muster" }
 
 // stopsItself tells whether an ended attempt of a lost node waits to be accounted for, and stopped itself.
 func stopsItself(v *fsm.View, n *apiv1.Node) bool {

@@ -425,8 +425,10 @@ type Node struct {
 	LastBusyTime *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=last_busy_time,json=lastBusyTime,proto3" json:"last_busy_time,omitempty"`
 	// CPUs allocated, as a mask.
 	CpusAllocatedMask []uint64 `protobuf:"varint,19,rep,packed,name=cpus_allocated_mask,json=cpusAllocatedMask,proto3" json:"cpus_allocated_mask,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// It was declared lost because nothing was heard of it, and nobody has proved or said since that it is dead: it may be alive.
+	LostOnSilence bool `protobuf:"varint,20,opt,name=lost_on_silence,json=lostOnSilence,proto3" json:"lost_on_silence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
@@ -590,6 +592,13 @@ func (x *Node) GetCpusAllocatedMask() []uint64 {
 		return x.CpusAllocatedMask
 	}
 	return nil
+}
+
+func (x *Node) GetLostOnSilence() bool {
+	if x != nil {
+		return x.LostOnSilence
+	}
+	return false
 }
 
 // Partition is a named set of nodes with limits.
@@ -2185,7 +2194,7 @@ const file_muster_api_v1_cluster_proto_rawDesc = "" +
 	"\tboot_time\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\bbootTime\"9\n" +
 	"\bInstance\x12\x17\n" +
 	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x12\x14\n" +
-	"\x05nonce\x18\x02 \x01(\tR\x05nonce\"\x99\x06\n" +
+	"\x05nonce\x18\x02 \x01(\tR\x05nonce\"\xc1\x06\n" +
 	"\x04Node\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x123\n" +
 	"\brevision\x18\x02 \x01(\v2\x17.muster.api.v1.RevisionR\brevision\x12+\n" +
@@ -2207,7 +2216,8 @@ const file_muster_api_v1_cluster_proto_rawDesc = "" +
 	"\x13memory_allocated_mb\x18\x10 \x01(\x04R\x11memoryAllocatedMb\x12.\n" +
 	"\x13gpus_allocated_mask\x18\x11 \x03(\x04R\x11gpusAllocatedMask\x12@\n" +
 	"\x0elast_busy_time\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\flastBusyTime\x12.\n" +
-	"\x13cpus_allocated_mask\x18\x13 \x03(\x04R\x11cpusAllocatedMask\"\xc6\x02\n" +
+	"\x13cpus_allocated_mask\x18\x13 \x03(\x04R\x11cpusAllocatedMask\x12&\n" +
+	"\x0flost_on_silence\x18\x14 \x01(\bR\rlostOnSilence\"\xc6\x02\n" +
 	"\tPartition\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05nodes\x18\x02 \x01(\tR\x05nodes\x12\x1d\n" +
