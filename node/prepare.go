@@ -280,7 +280,12 @@ func (a *Agent) makeDir(ctx context.Context, s *step) error {
 	if err := os.RemoveAll(s.dir); err != nil {
 		return fmt.Errorf("remove what an earlier placement left: %w", err)
 	}
-	if err := os.Mkdir(s.dir, 0o711); err != nil { // the user passes through to the script; everything else is closed
+	// The user passes through to the script, whatever umask the agent was started with; everything else is closed.
+	err := os.Mkdir(s.dir, 0o711)
+	if err == nil {
+		err = os.Chmod(s.dir, 0o711)
+	}
+	if err != nil {
 		return fmt.Errorf("make the step's directory: %w", err)
 	}
 	a.mu.Lock()
