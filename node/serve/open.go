@@ -36,13 +36,19 @@ func openRegular(path string) (*os.File, error) {
 		return nil, err
 	}
 	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
+	if err == nil && (!info.Mode().IsRegular() || onProc(f)) {
 		err = fmt.Errorf("%s: %w", path, errNotRegular)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
+}
+
+// onProc reports whether a file is the kernel's: a link to /proc/self would show the agent where the user means himself.
+func onProc(f *os.File) bool {
+	var fs unix.Statfs_t
+	return unix.Fstatfs(int(f.Fd()), &fs) != nil || fs.Type == unix.PROC_SUPER_MAGIC
 }
 
 // openAs opens a file with the rights of a user: on a thread of its own, which takes on the user's ids for file access

@@ -369,6 +369,12 @@ func TestAFileThatTheUserNamedShowsOnlyWhatTheUserMayRead(t *testing.T) {
 	if g = f.read(t.Context(), f.as(1000), &nodev1.ReadOutputRequest{JobId: 1}, nil); g.err != nil || len(g.data) != 0 {
 		t.Errorf("/dev/null showed %+v", g)
 	}
+	f.update(func() {
+		f.steps[0].Tasks[0].Stdout.Path, f.steps[0].Tasks[0].Stderr.Path = "/proc/self/maps", "/proc/self/maps"
+	})
+	if g = f.read(t.Context(), f.as(1000), &nodev1.ReadOutputRequest{JobId: 1}, nil); g.err != nil || len(g.data) != 0 {
+		t.Errorf("/proc/self/maps showed the agent's memory: %v", g.err)
+	}
 }
 
 func TestAUserIsWhomTheKernelSays(t *testing.T) {
