@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"connectrpc.com/connect/v2"
@@ -29,6 +30,42 @@ type Guard struct {
 	MaxCalls int64
 
 	userCalls atomic.Int64
+
+	mu sync.Mutex
+	// each counts the calls of users who are no operators, by uid.
+	each map[uint32]int64
+}
+
+// enter counts a call of a user; leave must be called when it ends. An error says that there are too many.
+func (g *Guard) enter(procedure string, p *apiv1.Principal, operator bool, limit int64) (leave func(), err error) {
+	if g.userCalls.Add(1) > limit {
+		g.userCalls.Add(-1)
+		return nil, Refuse(connect.CodeResourceExhausted, ReasonBusy, procedure,
+			fmt.Sprintf("%d calls of users are being answered here; try again in a moment", limit))
+	}
+	if operator {
+		return func() { g.userCalls.Add(-1) }, nil
+	}
+	share := max(1, limit/UserShare)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.each[p.Uid] >= share {
+		g.userCalls.Add(-1)
+		return nil, Refuse(connect.CodeResourceExhausted, ReasonBusy, procedure,
+			fmt.Sprintf("%d calls of %s are being answered here, which is the most for one user; try again when some have ended", share, Caller(p)))
+	}
+	if g.each == nil {
+		g.each = make(map[uint32]int64)
+	}
+	g.each[p.Uid]++
+	return func() {
+		g.userCalls.Add(-1)
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if g.each[p.Uid]--; g.each[p.Uid] == 0 {
+			delete(g.each, p.Uid)
+		}
+	}, nil
 }
 
 // Interceptor returns the server interceptor: it recovers panics, finds out who calls, looks into the authorisation
@@ -64,12 +101,11 @@ func (g *Guard) Interceptor() connect.ServerInterceptor {
 				return err
 			}
 			if principal.Kind == apiv1.PrincipalKind_PRINCIPAL_KIND_USER {
-				if g.userCalls.Add(1) > limit {
-					g.userCalls.Add(-1)
-					return Refuse(connect.CodeResourceExhausted, ReasonBusy, spec.Procedure,
-						fmt.Sprintf("%d calls of users are being answered here; try again in a moment", limit))
+				leave, err := g.enter(spec.Procedure, principal, IsOperator(principal, settings), limit)
+				if err != nil {
+					return err
 				}
-				defer g.userCalls.Add(-1)
+				defer leave()
 			}
 			return g.wire(spec, next(WithPrincipal(ctx, principal), spec, stream))
 		}

@@ -8,6 +8,8 @@ const (
 	MaxResponseBytes = 64 << 20
 	// MaxUserCalls bounds the calls of users that one controller or agent serves at the same time.
 	MaxUserCalls = 8192
+	// UserShare is the part of them that one user may have who is no operator: a quarter.
+	UserShare = 4
 	// MaxJobsPerSubmit bounds the jobs of one SubmitJobs.
 	MaxJobsPerSubmit = 1000
 	// MaxScriptBytes bounds a batch script.
