@@ -175,7 +175,20 @@ func (r *reconciler) unknown(order *nodev1.DesiredAttempt) {
 	job, fence := order.GetJob().GetId(), order.GetFence()
 	switch order.GetWant() {
 	case nodev1.WorkState_WORK_STATE_ENDED:
-		// Nothing of it is here, which must be said, and remembered.
+		// Nothing of it is here, which must be said, and remembered. An earlier placement of the attempt may be here, if the node never
+		// heard of this one: it ends with it, and is gone before that is said.
+		clear := true
+		for i := range r.local.Attempts {
+			a := &r.local.Attempts[i]
+			if a.Job == job && !a.Reaped && a.Fence.GetIncarnation() == fence.GetIncarnation() &&
+				a.Fence.GetAttempt() == fence.GetAttempt() && a.Fence.GetPlacement() < fence.GetPlacement() {
+				clear = false
+				r.end(a, nil, order.GetKillGraceS(), order.GetEndSentence())
+			}
+		}
+		if !clear {
+			return
+		}
 	case nodev1.WorkState_WORK_STATE_PREPARED, nodev1.WorkState_WORK_STATE_RUNNING:
 		clear := true
 		for i := range r.local.Attempts {

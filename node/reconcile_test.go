@@ -99,6 +99,12 @@ func TestReconcile(t *testing.T) {
 			[]LocalAttempt{{Job: 5, Fence: fenceOf(1, 1), Reaped: true}}, false, []string{"admit 5.1.2"}},
 		{"an older placement is not admitted", []*nodev1.DesiredAttempt{orderFor(5, fenceOf(1, 1), prepared, stepFor(0, prepared))},
 			[]LocalAttempt{{Job: 5, Fence: fenceOf(1, 2)}}, false, nil},
+		{"the end of a placement that the node never heard of ends an earlier one first", []*nodev1.DesiredAttempt{orderFor(5, fenceOf(1, 2), ended)},
+			one(LocalStep{Phase: PhasePrepared}), false, []string{"end 5.1.1 step 0"}},
+		{"and reaps it", []*nodev1.DesiredAttempt{orderFor(5, fenceOf(1, 2), ended)},
+			one(LocalStep{Phase: PhaseEnded, Reported: true}), false, []string{"reap 5.1.1"}},
+		{"and is said when nothing is left", []*nodev1.DesiredAttempt{orderFor(5, fenceOf(1, 2), ended)},
+			[]LocalAttempt{{Job: 5, Fence: fenceOf(1, 1), Reaped: true}}, false, []string{"admit 5.1.2"}},
 		{"an end of what was never here is remembered", []*nodev1.DesiredAttempt{orderFor(5, fenceOf(1, 1), ended)}, nil, false, []string{"admit 5.1.1"}},
 	}
 	for _, c := range cases {
