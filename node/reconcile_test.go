@@ -197,7 +197,8 @@ func (w *world) order() {
 			w.endable[key(job, f)] = true
 		}
 		for _, a := range w.local.Attempts {
-			if a.Job == job && CompareFences(a.Fence, f) < 0 && d.Want != ended {
+			sameAttempt := a.Fence.GetAttempt() == f.GetAttempt()
+			if a.Job == job && CompareFences(a.Fence, f) < 0 && (d.Want != ended || sameAttempt) {
 				w.endable[key(job, a.Fence)] = true
 			}
 		}
@@ -211,7 +212,8 @@ func (w *world) do(a Action) {
 	switch a.Kind {
 	case ActionAdmit:
 		for _, other := range w.local.Attempts {
-			if other.Job == a.Job && !other.Reaped && a.Order.GetWant() != ended {
+			earlier := other.Fence.GetAttempt() == a.Fence.GetAttempt() && CompareFences(other.Fence, a.Fence) < 0
+			if other.Job == a.Job && !other.Reaped && (a.Order.GetWant() != ended || earlier) {
 				w.t.Fatalf("%s is admitted while %s is not reaped", k, key(other.Job, other.Fence))
 			}
 		}
