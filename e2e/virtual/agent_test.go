@@ -474,6 +474,7 @@ func (m *machine) sweep() {
 }
 
 func (m *machine) carryOut(action node.Action) {
+	m.s.trace("action", uint64(action.Kind), uint64(action.Job), uint64(action.Fence.Attempt), uint64(action.Fence.Placement), uint64(action.Step), uint64(m.idx))
 	a := m.find(action.Job, action.Fence)
 	var x *step
 	if a != nil {

@@ -401,7 +401,8 @@ func (s *sim) unsettled() error {
 	for _, m := range s.machines {
 		if len(m.supervisors) > 0 {
 			p := m.supervisors[0]
-			return fmt.Errorf("liveness: node %d has a supervisor of job %d, attempt %d, step %d (started %t)", m.idx, p.job, p.fence.Attempt, p.step.id, p.started)
+			return fmt.Errorf("liveness: node %d has a supervisor of job %d, attempt %d, placement %d, step %d (started %t)", m.idx, p.job,
+				p.fence.Attempt, p.fence.Placement, p.step.id, p.started)
 		}
 		if len(m.journal) > 0 {
 			return fmt.Errorf("liveness: node %d has %d unacknowledged reports, the first about job %d", m.idx, len(m.journal), m.journal[0].JobId)
