@@ -959,7 +959,10 @@ type Member struct {
 	// Index it has applied, as last known by the answering controller; 0 if not known.
 	AppliedIndex uint64 `protobuf:"varint,9,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
 	// Why it does not serve (damaged state, digest differs); empty if it does.
-	Quarantine    string `protobuf:"bytes,10,opt,name=quarantine,proto3" json:"quarantine,omitempty"`
+	Quarantine string `protobuf:"bytes,10,opt,name=quarantine,proto3" json:"quarantine,omitempty"`
+	// What else is wrong with it, as the answering controller found just now (it does not answer, its disk is full, it is behind,
+	// somebody else answers at its address), a sentence or less each.
+	Troubles      []string `protobuf:"bytes,11,rep,name=troubles,proto3" json:"troubles,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1064,6 +1067,68 @@ func (x *Member) GetQuarantine() string {
 	return ""
 }
 
+func (x *Member) GetTroubles() []string {
+	if x != nil {
+		return x.Troubles
+	}
+	return nil
+}
+
+// SilentNode is a node that the leader has not heard of for a whole lease.
+type SilentNode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the node.
+	Node uint32 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Milliseconds since the leader heard of it, or since the leader's term began if it never did.
+	SilentMs      uint64 `protobuf:"varint,2,opt,name=silent_ms,json=silentMs,proto3" json:"silent_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SilentNode) Reset() {
+	*x = SilentNode{}
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SilentNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SilentNode) ProtoMessage() {}
+
+func (x *SilentNode) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SilentNode.ProtoReflect.Descriptor instead.
+func (*SilentNode) Descriptor() ([]byte, []int) {
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *SilentNode) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *SilentNode) GetSilentMs() uint64 {
+	if x != nil {
+		return x.SilentMs
+	}
+	return 0
+}
+
 // ListNodesRequest lists nodes.
 type ListNodesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1077,7 +1142,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[8]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1154,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[8]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1167,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{8}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListNodesRequest) GetNames() []string {
@@ -1127,14 +1192,16 @@ type ListNodesResponse struct {
 	// Partitions.
 	Partitions []*Partition `protobuf:"bytes,2,rep,name=partitions,proto3" json:"partitions,omitempty"`
 	// How fresh.
-	Info          *ReadInfo `protobuf:"bytes,3,opt,name=info,proto3" json:"info,omitempty"`
+	Info *ReadInfo `protobuf:"bytes,3,opt,name=info,proto3" json:"info,omitempty"`
+	// Those of the nodes that are up but silent; only as far as the leader could be asked, and never with stale reads.
+	Silent        []*SilentNode `protobuf:"bytes,4,rep,name=silent,proto3" json:"silent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[9]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1146,7 +1213,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[9]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1159,7 +1226,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{9}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -1179,6 +1246,13 @@ func (x *ListNodesResponse) GetPartitions() []*Partition {
 func (x *ListNodesResponse) GetInfo() *ReadInfo {
 	if x != nil {
 		return x.Info
+	}
+	return nil
+}
+
+func (x *ListNodesResponse) GetSilent() []*SilentNode {
+	if x != nil {
+		return x.Silent
 	}
 	return nil
 }
@@ -1207,7 +1281,7 @@ type UpdateNodesRequest struct {
 
 func (x *UpdateNodesRequest) Reset() {
 	*x = UpdateNodesRequest{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[10]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1219,7 +1293,7 @@ func (x *UpdateNodesRequest) String() string {
 func (*UpdateNodesRequest) ProtoMessage() {}
 
 func (x *UpdateNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[10]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1232,7 +1306,7 @@ func (x *UpdateNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateNodesRequest.ProtoReflect.Descriptor instead.
 func (*UpdateNodesRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{10}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *UpdateNodesRequest) GetRequestId() string {
@@ -1344,7 +1418,7 @@ type UpdateNodesResponse struct {
 
 func (x *UpdateNodesResponse) Reset() {
 	*x = UpdateNodesResponse{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[11]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1356,7 +1430,7 @@ func (x *UpdateNodesResponse) String() string {
 func (*UpdateNodesResponse) ProtoMessage() {}
 
 func (x *UpdateNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[11]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1369,7 +1443,7 @@ func (x *UpdateNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateNodesResponse.ProtoReflect.Descriptor instead.
 func (*UpdateNodesResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{11}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *UpdateNodesResponse) GetRefusals() []*ErrorDetail {
@@ -1397,7 +1471,7 @@ type GetClusterRequest struct {
 
 func (x *GetClusterRequest) Reset() {
 	*x = GetClusterRequest{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[12]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1409,7 +1483,7 @@ func (x *GetClusterRequest) String() string {
 func (*GetClusterRequest) ProtoMessage() {}
 
 func (x *GetClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[12]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1422,7 +1496,7 @@ func (x *GetClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{12}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetClusterRequest) GetRead() *ReadOptions {
@@ -1459,7 +1533,7 @@ type GetClusterResponse struct {
 
 func (x *GetClusterResponse) Reset() {
 	*x = GetClusterResponse{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[13]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1471,7 +1545,7 @@ func (x *GetClusterResponse) String() string {
 func (*GetClusterResponse) ProtoMessage() {}
 
 func (x *GetClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[13]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1484,7 +1558,7 @@ func (x *GetClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{13}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetClusterResponse) GetConfiguration() *Configuration {
@@ -1573,7 +1647,7 @@ type SchedulerStatus struct {
 
 func (x *SchedulerStatus) Reset() {
 	*x = SchedulerStatus{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[14]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1659,7 @@ func (x *SchedulerStatus) String() string {
 func (*SchedulerStatus) ProtoMessage() {}
 
 func (x *SchedulerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[14]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1672,7 @@ func (x *SchedulerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SchedulerStatus.ProtoReflect.Descriptor instead.
 func (*SchedulerStatus) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{14}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SchedulerStatus) GetPasses() uint64 {
@@ -1665,7 +1739,7 @@ type ConfigureRequest struct {
 
 func (x *ConfigureRequest) Reset() {
 	*x = ConfigureRequest{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[15]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1677,7 +1751,7 @@ func (x *ConfigureRequest) String() string {
 func (*ConfigureRequest) ProtoMessage() {}
 
 func (x *ConfigureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[15]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1690,7 +1764,7 @@ func (x *ConfigureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureRequest.ProtoReflect.Descriptor instead.
 func (*ConfigureRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ConfigureRequest) GetRequestId() string {
@@ -1725,7 +1799,7 @@ type ConfigureResponse struct {
 
 func (x *ConfigureResponse) Reset() {
 	*x = ConfigureResponse{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[16]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1737,7 +1811,7 @@ func (x *ConfigureResponse) String() string {
 func (*ConfigureResponse) ProtoMessage() {}
 
 func (x *ConfigureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[16]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1750,7 +1824,7 @@ func (x *ConfigureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureResponse.ProtoReflect.Descriptor instead.
 func (*ConfigureResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{16}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ConfigureResponse) GetRevision() *Revision {
@@ -1779,7 +1853,7 @@ type ChangeMemberRequest struct {
 
 func (x *ChangeMemberRequest) Reset() {
 	*x = ChangeMemberRequest{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[17]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1791,7 +1865,7 @@ func (x *ChangeMemberRequest) String() string {
 func (*ChangeMemberRequest) ProtoMessage() {}
 
 func (x *ChangeMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[17]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1804,7 +1878,7 @@ func (x *ChangeMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeMemberRequest.ProtoReflect.Descriptor instead.
 func (*ChangeMemberRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{17}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ChangeMemberRequest) GetChange() isChangeMemberRequest_Change {
@@ -1909,7 +1983,7 @@ type ChangeMemberResponse struct {
 
 func (x *ChangeMemberResponse) Reset() {
 	*x = ChangeMemberResponse{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[18]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1921,7 +1995,7 @@ func (x *ChangeMemberResponse) String() string {
 func (*ChangeMemberResponse) ProtoMessage() {}
 
 func (x *ChangeMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[18]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1934,7 +2008,7 @@ func (x *ChangeMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeMemberResponse.ProtoReflect.Descriptor instead.
 func (*ChangeMemberResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{18}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ChangeMemberResponse) GetMembers() []*Member {
@@ -1961,7 +2035,7 @@ type PutBlobRequest struct {
 
 func (x *PutBlobRequest) Reset() {
 	*x = PutBlobRequest{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[19]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1973,7 +2047,7 @@ func (x *PutBlobRequest) String() string {
 func (*PutBlobRequest) ProtoMessage() {}
 
 func (x *PutBlobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[19]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1986,7 +2060,7 @@ func (x *PutBlobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutBlobRequest.ProtoReflect.Descriptor instead.
 func (*PutBlobRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{19}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PutBlobRequest) GetSha256() string {
@@ -2028,7 +2102,7 @@ type PutBlobResponse struct {
 
 func (x *PutBlobResponse) Reset() {
 	*x = PutBlobResponse{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[20]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2040,7 +2114,7 @@ func (x *PutBlobResponse) String() string {
 func (*PutBlobResponse) ProtoMessage() {}
 
 func (x *PutBlobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[20]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2053,7 +2127,7 @@ func (x *PutBlobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutBlobResponse.ProtoReflect.Descriptor instead.
 func (*PutBlobResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{20}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PutBlobResponse) GetStored() uint64 {
@@ -2076,7 +2150,7 @@ type GetBlobRequest struct {
 
 func (x *GetBlobRequest) Reset() {
 	*x = GetBlobRequest{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[21]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2088,7 +2162,7 @@ func (x *GetBlobRequest) String() string {
 func (*GetBlobRequest) ProtoMessage() {}
 
 func (x *GetBlobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[21]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2101,7 +2175,7 @@ func (x *GetBlobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBlobRequest.ProtoReflect.Descriptor instead.
 func (*GetBlobRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{21}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GetBlobRequest) GetSha256() string {
@@ -2129,7 +2203,7 @@ type GetBlobResponse struct {
 
 func (x *GetBlobResponse) Reset() {
 	*x = GetBlobResponse{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[22]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2141,7 +2215,7 @@ func (x *GetBlobResponse) String() string {
 func (*GetBlobResponse) ProtoMessage() {}
 
 func (x *GetBlobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[22]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2154,7 +2228,7 @@ func (x *GetBlobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBlobResponse.ProtoReflect.Descriptor instead.
 func (*GetBlobResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{22}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GetBlobResponse) GetData() []byte {
@@ -2253,7 +2327,7 @@ const file_muster_api_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"partitions\x18\x02 \x03(\v2\x18.muster.api.v1.PartitionR\n" +
 	"partitions\x123\n" +
-	"\bsettings\x18\x03 \x01(\v2\x17.muster.api.v1.SettingsR\bsettings\"\xa6\x02\n" +
+	"\bsettings\x18\x03 \x01(\v2\x17.muster.api.v1.SettingsR\bsettings\"\xc2\x02\n" +
 	"\x06Member\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
@@ -2268,16 +2342,22 @@ const file_muster_api_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"quarantine\x18\n" +
 	" \x01(\tR\n" +
-	"quarantine\"X\n" +
+	"quarantine\x12\x1a\n" +
+	"\btroubles\x18\v \x03(\tR\btroubles\"=\n" +
+	"\n" +
+	"SilentNode\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x1b\n" +
+	"\tsilent_ms\x18\x02 \x01(\x04R\bsilentMs\"X\n" +
 	"\x10ListNodesRequest\x12\x14\n" +
 	"\x05names\x18\x01 \x03(\tR\x05names\x12.\n" +
-	"\x04read\x18\x02 \x01(\v2\x1a.muster.api.v1.ReadOptionsR\x04read\"\xa5\x01\n" +
+	"\x04read\x18\x02 \x01(\v2\x1a.muster.api.v1.ReadOptionsR\x04read\"\xd8\x01\n" +
 	"\x11ListNodesResponse\x12)\n" +
 	"\x05nodes\x18\x01 \x03(\v2\x13.muster.api.v1.NodeR\x05nodes\x128\n" +
 	"\n" +
 	"partitions\x18\x02 \x03(\v2\x18.muster.api.v1.PartitionR\n" +
 	"partitions\x12+\n" +
-	"\x04info\x18\x03 \x01(\v2\x17.muster.api.v1.ReadInfoR\x04info\"\xcd\x01\n" +
+	"\x04info\x18\x03 \x01(\v2\x17.muster.api.v1.ReadInfoR\x04info\x121\n" +
+	"\x06silent\x18\x04 \x03(\v2\x19.muster.api.v1.SilentNodeR\x06silent\"\xcd\x01\n" +
 	"\x12UpdateNodesRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -2373,7 +2453,7 @@ func file_muster_api_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_muster_api_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_muster_api_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_muster_api_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_muster_api_v1_cluster_proto_goTypes = []any{
 	(NodeState)(0),                // 0: muster.api.v1.NodeState
 	(*Gpu)(nil),                   // 1: muster.api.v1.Gpu
@@ -2384,77 +2464,79 @@ var file_muster_api_v1_cluster_proto_goTypes = []any{
 	(*Settings)(nil),              // 6: muster.api.v1.Settings
 	(*Configuration)(nil),         // 7: muster.api.v1.Configuration
 	(*Member)(nil),                // 8: muster.api.v1.Member
-	(*ListNodesRequest)(nil),      // 9: muster.api.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),     // 10: muster.api.v1.ListNodesResponse
-	(*UpdateNodesRequest)(nil),    // 11: muster.api.v1.UpdateNodesRequest
-	(*UpdateNodesResponse)(nil),   // 12: muster.api.v1.UpdateNodesResponse
-	(*GetClusterRequest)(nil),     // 13: muster.api.v1.GetClusterRequest
-	(*GetClusterResponse)(nil),    // 14: muster.api.v1.GetClusterResponse
-	(*SchedulerStatus)(nil),       // 15: muster.api.v1.SchedulerStatus
-	(*ConfigureRequest)(nil),      // 16: muster.api.v1.ConfigureRequest
-	(*ConfigureResponse)(nil),     // 17: muster.api.v1.ConfigureResponse
-	(*ChangeMemberRequest)(nil),   // 18: muster.api.v1.ChangeMemberRequest
-	(*ChangeMemberResponse)(nil),  // 19: muster.api.v1.ChangeMemberResponse
-	(*PutBlobRequest)(nil),        // 20: muster.api.v1.PutBlobRequest
-	(*PutBlobResponse)(nil),       // 21: muster.api.v1.PutBlobResponse
-	(*GetBlobRequest)(nil),        // 22: muster.api.v1.GetBlobRequest
-	(*GetBlobResponse)(nil),       // 23: muster.api.v1.GetBlobResponse
-	nil,                           // 24: muster.api.v1.GetClusterResponse.JobsByStateEntry
-	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
-	(*Revision)(nil),              // 26: muster.api.v1.Revision
-	(*ReadOptions)(nil),           // 27: muster.api.v1.ReadOptions
-	(*ReadInfo)(nil),              // 28: muster.api.v1.ReadInfo
-	(*ErrorDetail)(nil),           // 29: muster.api.v1.ErrorDetail
+	(*SilentNode)(nil),            // 9: muster.api.v1.SilentNode
+	(*ListNodesRequest)(nil),      // 10: muster.api.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),     // 11: muster.api.v1.ListNodesResponse
+	(*UpdateNodesRequest)(nil),    // 12: muster.api.v1.UpdateNodesRequest
+	(*UpdateNodesResponse)(nil),   // 13: muster.api.v1.UpdateNodesResponse
+	(*GetClusterRequest)(nil),     // 14: muster.api.v1.GetClusterRequest
+	(*GetClusterResponse)(nil),    // 15: muster.api.v1.GetClusterResponse
+	(*SchedulerStatus)(nil),       // 16: muster.api.v1.SchedulerStatus
+	(*ConfigureRequest)(nil),      // 17: muster.api.v1.ConfigureRequest
+	(*ConfigureResponse)(nil),     // 18: muster.api.v1.ConfigureResponse
+	(*ChangeMemberRequest)(nil),   // 19: muster.api.v1.ChangeMemberRequest
+	(*ChangeMemberResponse)(nil),  // 20: muster.api.v1.ChangeMemberResponse
+	(*PutBlobRequest)(nil),        // 21: muster.api.v1.PutBlobRequest
+	(*PutBlobResponse)(nil),       // 22: muster.api.v1.PutBlobResponse
+	(*GetBlobRequest)(nil),        // 23: muster.api.v1.GetBlobRequest
+	(*GetBlobResponse)(nil),       // 24: muster.api.v1.GetBlobResponse
+	nil,                           // 25: muster.api.v1.GetClusterResponse.JobsByStateEntry
+	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
+	(*Revision)(nil),              // 27: muster.api.v1.Revision
+	(*ReadOptions)(nil),           // 28: muster.api.v1.ReadOptions
+	(*ReadInfo)(nil),              // 29: muster.api.v1.ReadInfo
+	(*ErrorDetail)(nil),           // 30: muster.api.v1.ErrorDetail
 }
 var file_muster_api_v1_cluster_proto_depIdxs = []int32{
 	1,  // 0: muster.api.v1.NodeSpec.gpus:type_name -> muster.api.v1.Gpu
-	25, // 1: muster.api.v1.NodeSpec.boot_time:type_name -> google.protobuf.Timestamp
-	26, // 2: muster.api.v1.Node.revision:type_name -> muster.api.v1.Revision
+	26, // 1: muster.api.v1.NodeSpec.boot_time:type_name -> google.protobuf.Timestamp
+	27, // 2: muster.api.v1.Node.revision:type_name -> muster.api.v1.Revision
 	2,  // 3: muster.api.v1.Node.spec:type_name -> muster.api.v1.NodeSpec
 	3,  // 4: muster.api.v1.Node.instance:type_name -> muster.api.v1.Instance
 	0,  // 5: muster.api.v1.Node.state:type_name -> muster.api.v1.NodeState
-	25, // 6: muster.api.v1.Node.reason_time:type_name -> google.protobuf.Timestamp
-	25, // 7: muster.api.v1.Node.join_time:type_name -> google.protobuf.Timestamp
-	25, // 8: muster.api.v1.Node.last_busy_time:type_name -> google.protobuf.Timestamp
+	26, // 6: muster.api.v1.Node.reason_time:type_name -> google.protobuf.Timestamp
+	26, // 7: muster.api.v1.Node.join_time:type_name -> google.protobuf.Timestamp
+	26, // 8: muster.api.v1.Node.last_busy_time:type_name -> google.protobuf.Timestamp
 	5,  // 9: muster.api.v1.Configuration.partitions:type_name -> muster.api.v1.Partition
 	6,  // 10: muster.api.v1.Configuration.settings:type_name -> muster.api.v1.Settings
-	27, // 11: muster.api.v1.ListNodesRequest.read:type_name -> muster.api.v1.ReadOptions
+	28, // 11: muster.api.v1.ListNodesRequest.read:type_name -> muster.api.v1.ReadOptions
 	4,  // 12: muster.api.v1.ListNodesResponse.nodes:type_name -> muster.api.v1.Node
 	5,  // 13: muster.api.v1.ListNodesResponse.partitions:type_name -> muster.api.v1.Partition
-	28, // 14: muster.api.v1.ListNodesResponse.info:type_name -> muster.api.v1.ReadInfo
-	29, // 15: muster.api.v1.UpdateNodesResponse.refusals:type_name -> muster.api.v1.ErrorDetail
-	26, // 16: muster.api.v1.UpdateNodesResponse.revision:type_name -> muster.api.v1.Revision
-	27, // 17: muster.api.v1.GetClusterRequest.read:type_name -> muster.api.v1.ReadOptions
-	7,  // 18: muster.api.v1.GetClusterResponse.configuration:type_name -> muster.api.v1.Configuration
-	8,  // 19: muster.api.v1.GetClusterResponse.members:type_name -> muster.api.v1.Member
-	28, // 20: muster.api.v1.GetClusterResponse.info:type_name -> muster.api.v1.ReadInfo
-	15, // 21: muster.api.v1.GetClusterResponse.scheduler:type_name -> muster.api.v1.SchedulerStatus
-	24, // 22: muster.api.v1.GetClusterResponse.jobs_by_state:type_name -> muster.api.v1.GetClusterResponse.JobsByStateEntry
-	25, // 23: muster.api.v1.SchedulerStatus.last_pass_time:type_name -> google.protobuf.Timestamp
-	7,  // 24: muster.api.v1.ConfigureRequest.configuration:type_name -> muster.api.v1.Configuration
-	26, // 25: muster.api.v1.ConfigureRequest.expected:type_name -> muster.api.v1.Revision
-	26, // 26: muster.api.v1.ConfigureResponse.revision:type_name -> muster.api.v1.Revision
-	8,  // 27: muster.api.v1.ChangeMemberRequest.add_learner:type_name -> muster.api.v1.Member
-	8,  // 28: muster.api.v1.ChangeMemberResponse.members:type_name -> muster.api.v1.Member
-	9,  // 29: muster.api.v1.ClusterService.ListNodes:input_type -> muster.api.v1.ListNodesRequest
-	11, // 30: muster.api.v1.ClusterService.UpdateNodes:input_type -> muster.api.v1.UpdateNodesRequest
-	13, // 31: muster.api.v1.ClusterService.GetCluster:input_type -> muster.api.v1.GetClusterRequest
-	16, // 32: muster.api.v1.ClusterService.Configure:input_type -> muster.api.v1.ConfigureRequest
-	18, // 33: muster.api.v1.ClusterService.ChangeMember:input_type -> muster.api.v1.ChangeMemberRequest
-	20, // 34: muster.api.v1.ClusterService.PutBlob:input_type -> muster.api.v1.PutBlobRequest
-	22, // 35: muster.api.v1.ClusterService.GetBlob:input_type -> muster.api.v1.GetBlobRequest
-	10, // 36: muster.api.v1.ClusterService.ListNodes:output_type -> muster.api.v1.ListNodesResponse
-	12, // 37: muster.api.v1.ClusterService.UpdateNodes:output_type -> muster.api.v1.UpdateNodesResponse
-	14, // 38: muster.api.v1.ClusterService.GetCluster:output_type -> muster.api.v1.GetClusterResponse
-	17, // 39: muster.api.v1.ClusterService.Configure:output_type -> muster.api.v1.ConfigureResponse
-	19, // 40: muster.api.v1.ClusterService.ChangeMember:output_type -> muster.api.v1.ChangeMemberResponse
-	21, // 41: muster.api.v1.ClusterService.PutBlob:output_type -> muster.api.v1.PutBlobResponse
-	23, // 42: muster.api.v1.ClusterService.GetBlob:output_type -> muster.api.v1.GetBlobResponse
-	36, // [36:43] is the sub-list for method output_type
-	29, // [29:36] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	29, // 14: muster.api.v1.ListNodesResponse.info:type_name -> muster.api.v1.ReadInfo
+	9,  // 15: muster.api.v1.ListNodesResponse.silent:type_name -> muster.api.v1.SilentNode
+	30, // 16: muster.api.v1.UpdateNodesResponse.refusals:type_name -> muster.api.v1.ErrorDetail
+	27, // 17: muster.api.v1.UpdateNodesResponse.revision:type_name -> muster.api.v1.Revision
+	28, // 18: muster.api.v1.GetClusterRequest.read:type_name -> muster.api.v1.ReadOptions
+	7,  // 19: muster.api.v1.GetClusterResponse.configuration:type_name -> muster.api.v1.Configuration
+	8,  // 20: muster.api.v1.GetClusterResponse.members:type_name -> muster.api.v1.Member
+	29, // 21: muster.api.v1.GetClusterResponse.info:type_name -> muster.api.v1.ReadInfo
+	16, // 22: muster.api.v1.GetClusterResponse.scheduler:type_name -> muster.api.v1.SchedulerStatus
+	25, // 23: muster.api.v1.GetClusterResponse.jobs_by_state:type_name -> muster.api.v1.GetClusterResponse.JobsByStateEntry
+	26, // 24: muster.api.v1.SchedulerStatus.last_pass_time:type_name -> google.protobuf.Timestamp
+	7,  // 25: muster.api.v1.ConfigureRequest.configuration:type_name -> muster.api.v1.Configuration
+	27, // 26: muster.api.v1.ConfigureRequest.expected:type_name -> muster.api.v1.Revision
+	27, // 27: muster.api.v1.ConfigureResponse.revision:type_name -> muster.api.v1.Revision
+	8,  // 28: muster.api.v1.ChangeMemberRequest.add_learner:type_name -> muster.api.v1.Member
+	8,  // 29: muster.api.v1.ChangeMemberResponse.members:type_name -> muster.api.v1.Member
+	10, // 30: muster.api.v1.ClusterService.ListNodes:input_type -> muster.api.v1.ListNodesRequest
+	12, // 31: muster.api.v1.ClusterService.UpdateNodes:input_type -> muster.api.v1.UpdateNodesRequest
+	14, // 32: muster.api.v1.ClusterService.GetCluster:input_type -> muster.api.v1.GetClusterRequest
+	17, // 33: muster.api.v1.ClusterService.Configure:input_type -> muster.api.v1.ConfigureRequest
+	19, // 34: muster.api.v1.ClusterService.ChangeMember:input_type -> muster.api.v1.ChangeMemberRequest
+	21, // 35: muster.api.v1.ClusterService.PutBlob:input_type -> muster.api.v1.PutBlobRequest
+	23, // 36: muster.api.v1.ClusterService.GetBlob:input_type -> muster.api.v1.GetBlobRequest
+	11, // 37: muster.api.v1.ClusterService.ListNodes:output_type -> muster.api.v1.ListNodesResponse
+	13, // 38: muster.api.v1.ClusterService.UpdateNodes:output_type -> muster.api.v1.UpdateNodesResponse
+	15, // 39: muster.api.v1.ClusterService.GetCluster:output_type -> muster.api.v1.GetClusterResponse
+	18, // 40: muster.api.v1.ClusterService.Configure:output_type -> muster.api.v1.ConfigureResponse
+	20, // 41: muster.api.v1.ClusterService.ChangeMember:output_type -> muster.api.v1.ChangeMemberResponse
+	22, // 42: muster.api.v1.ClusterService.PutBlob:output_type -> muster.api.v1.PutBlobResponse
+	24, // 43: muster.api.v1.ClusterService.GetBlob:output_type -> muster.api.v1.GetBlobResponse
+	37, // [37:44] is the sub-list for method output_type
+	30, // [30:37] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_muster_api_v1_cluster_proto_init() }
@@ -2463,13 +2545,13 @@ func file_muster_api_v1_cluster_proto_init() {
 		return
 	}
 	file_muster_api_v1_common_proto_init()
-	file_muster_api_v1_cluster_proto_msgTypes[10].OneofWrappers = []any{
+	file_muster_api_v1_cluster_proto_msgTypes[11].OneofWrappers = []any{
 		(*UpdateNodesRequest_Drain)(nil),
 		(*UpdateNodesRequest_Resume)(nil),
 		(*UpdateNodesRequest_Down)(nil),
 		(*UpdateNodesRequest_Fenced)(nil),
 	}
-	file_muster_api_v1_cluster_proto_msgTypes[17].OneofWrappers = []any{
+	file_muster_api_v1_cluster_proto_msgTypes[18].OneofWrappers = []any{
 		(*ChangeMemberRequest_AddLearner)(nil),
 		(*ChangeMemberRequest_Promote)(nil),
 		(*ChangeMemberRequest_Remove)(nil),
@@ -2482,7 +2564,7 @@ func file_muster_api_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_muster_api_v1_cluster_proto_rawDesc), len(file_muster_api_v1_cluster_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   24,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -817,7 +817,9 @@ func (x *ChangeMemberResponse) GetChange() *v11.ChangeMemberResponse {
 
 // StatusRequest asks a member how it is.
 type StatusRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Tell the silent nodes too.
+	SilentNodes   bool `protobuf:"varint,1,opt,name=silent_nodes,json=silentNodes,proto3" json:"silent_nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -852,6 +854,13 @@ func (*StatusRequest) Descriptor() ([]byte, []int) {
 	return file_muster_peer_v1_peer_proto_rawDescGZIP(), []int{15}
 }
 
+func (x *StatusRequest) GetSilentNodes() bool {
+	if x != nil {
+		return x.SilentNodes
+	}
+	return false
+}
+
 // StatusResponse is how a member is.
 type StatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -862,7 +871,13 @@ type StatusResponse struct {
 	// Scheduler counters, on the leader.
 	Scheduler *v11.SchedulerStatus `protobuf:"bytes,3,opt,name=scheduler,proto3" json:"scheduler,omitempty"`
 	// Revision it has applied.
-	Revision      *v11.Revision `protobuf:"bytes,4,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision *v11.Revision `protobuf:"bytes,4,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Its disk is full: it can't lead.
+	DiskFull bool `protobuf:"varint,5,opt,name=disk_full,json=diskFull,proto3" json:"disk_full,omitempty"`
+	// Member that leads, as far as it knows; empty if it knows none.
+	LeaderId string `protobuf:"bytes,6,opt,name=leader_id,json=leaderId,proto3" json:"leader_id,omitempty"`
+	// Nodes that are up but silent, on the leader and if asked for.
+	Silent        []*v11.SilentNode `protobuf:"bytes,7,rep,name=silent,proto3" json:"silent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -925,6 +940,27 @@ func (x *StatusResponse) GetRevision() *v11.Revision {
 	return nil
 }
 
+func (x *StatusResponse) GetDiskFull() bool {
+	if x != nil {
+		return x.DiskFull
+	}
+	return false
+}
+
+func (x *StatusResponse) GetLeaderId() string {
+	if x != nil {
+		return x.LeaderId
+	}
+	return ""
+}
+
+func (x *StatusResponse) GetSilent() []*v11.SilentNode {
+	if x != nil {
+		return x.Silent
+	}
+	return nil
+}
+
 var File_muster_peer_v1_peer_proto protoreflect.FileDescriptor
 
 const file_muster_peer_v1_peer_proto_rawDesc = "" +
@@ -972,13 +1008,17 @@ const file_muster_peer_v1_peer_proto_rawDesc = "" +
 	"\x13ChangeMemberRequest\x12:\n" +
 	"\x06change\x18\x01 \x01(\v2\".muster.api.v1.ChangeMemberRequestR\x06change\"S\n" +
 	"\x14ChangeMemberResponse\x12;\n" +
-	"\x06change\x18\x01 \x01(\v2#.muster.api.v1.ChangeMemberResponseR\x06change\"\x0f\n" +
-	"\rStatusRequest\"\xc6\x01\n" +
+	"\x06change\x18\x01 \x01(\v2#.muster.api.v1.ChangeMemberResponseR\x06change\"2\n" +
+	"\rStatusRequest\x12!\n" +
+	"\fsilent_nodes\x18\x01 \x01(\bR\vsilentNodes\"\xb3\x02\n" +
 	"\x0eStatusResponse\x12-\n" +
 	"\x06member\x18\x01 \x01(\v2\x15.muster.api.v1.MemberR\x06member\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12<\n" +
 	"\tscheduler\x18\x03 \x01(\v2\x1e.muster.api.v1.SchedulerStatusR\tscheduler\x123\n" +
-	"\brevision\x18\x04 \x01(\v2\x17.muster.api.v1.RevisionR\brevision2\x9d\x05\n" +
+	"\brevision\x18\x04 \x01(\v2\x17.muster.api.v1.RevisionR\brevision\x12\x1b\n" +
+	"\tdisk_full\x18\x05 \x01(\bR\bdiskFull\x12\x1b\n" +
+	"\tleader_id\x18\x06 \x01(\tR\bleaderId\x121\n" +
+	"\x06silent\x18\a \x03(\v2\x19.muster.api.v1.SilentNodeR\x06silent2\x9d\x05\n" +
 	"\vPeerService\x12J\n" +
 	"\aPropose\x12\x1e.muster.peer.v1.ProposeRequest\x1a\x1f.muster.peer.v1.ProposeResponse\x12P\n" +
 	"\tReadIndex\x12 .muster.peer.v1.ReadIndexRequest\x1a!.muster.peer.v1.ReadIndexResponse\x12_\n" +
@@ -1032,6 +1072,7 @@ var file_muster_peer_v1_peer_proto_goTypes = []any{
 	(*v11.Member)(nil),               // 25: muster.api.v1.Member
 	(*v11.SchedulerStatus)(nil),      // 26: muster.api.v1.SchedulerStatus
 	(*v11.Revision)(nil),             // 27: muster.api.v1.Revision
+	(*v11.SilentNode)(nil),           // 28: muster.api.v1.SilentNode
 }
 var file_muster_peer_v1_peer_proto_depIdxs = []int32{
 	17, // 0: muster.peer.v1.ProposeRequest.commands:type_name -> muster.log.v1.Command
@@ -1046,27 +1087,28 @@ var file_muster_peer_v1_peer_proto_depIdxs = []int32{
 	25, // 9: muster.peer.v1.StatusResponse.member:type_name -> muster.api.v1.Member
 	26, // 10: muster.peer.v1.StatusResponse.scheduler:type_name -> muster.api.v1.SchedulerStatus
 	27, // 11: muster.peer.v1.StatusResponse.revision:type_name -> muster.api.v1.Revision
-	0,  // 12: muster.peer.v1.PeerService.Propose:input_type -> muster.peer.v1.ProposeRequest
-	2,  // 13: muster.peer.v1.PeerService.ReadIndex:input_type -> muster.peer.v1.ReadIndexRequest
-	5,  // 14: muster.peer.v1.PeerService.ReportLiveness:input_type -> muster.peer.v1.ReportLivenessRequest
-	7,  // 15: muster.peer.v1.PeerService.JoinNode:input_type -> muster.peer.v1.JoinNodeRequest
-	9,  // 16: muster.peer.v1.PeerService.Digest:input_type -> muster.peer.v1.DigestRequest
-	11, // 17: muster.peer.v1.PeerService.Quarantine:input_type -> muster.peer.v1.QuarantineRequest
-	13, // 18: muster.peer.v1.PeerService.ChangeMember:input_type -> muster.peer.v1.ChangeMemberRequest
-	15, // 19: muster.peer.v1.PeerService.Status:input_type -> muster.peer.v1.StatusRequest
-	1,  // 20: muster.peer.v1.PeerService.Propose:output_type -> muster.peer.v1.ProposeResponse
-	3,  // 21: muster.peer.v1.PeerService.ReadIndex:output_type -> muster.peer.v1.ReadIndexResponse
-	6,  // 22: muster.peer.v1.PeerService.ReportLiveness:output_type -> muster.peer.v1.ReportLivenessResponse
-	8,  // 23: muster.peer.v1.PeerService.JoinNode:output_type -> muster.peer.v1.JoinNodeResponse
-	10, // 24: muster.peer.v1.PeerService.Digest:output_type -> muster.peer.v1.DigestResponse
-	12, // 25: muster.peer.v1.PeerService.Quarantine:output_type -> muster.peer.v1.QuarantineResponse
-	14, // 26: muster.peer.v1.PeerService.ChangeMember:output_type -> muster.peer.v1.ChangeMemberResponse
-	16, // 27: muster.peer.v1.PeerService.Status:output_type -> muster.peer.v1.StatusResponse
-	20, // [20:28] is the sub-list for method output_type
-	12, // [12:20] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	28, // 12: muster.peer.v1.StatusResponse.silent:type_name -> muster.api.v1.SilentNode
+	0,  // 13: muster.peer.v1.PeerService.Propose:input_type -> muster.peer.v1.ProposeRequest
+	2,  // 14: muster.peer.v1.PeerService.ReadIndex:input_type -> muster.peer.v1.ReadIndexRequest
+	5,  // 15: muster.peer.v1.PeerService.ReportLiveness:input_type -> muster.peer.v1.ReportLivenessRequest
+	7,  // 16: muster.peer.v1.PeerService.JoinNode:input_type -> muster.peer.v1.JoinNodeRequest
+	9,  // 17: muster.peer.v1.PeerService.Digest:input_type -> muster.peer.v1.DigestRequest
+	11, // 18: muster.peer.v1.PeerService.Quarantine:input_type -> muster.peer.v1.QuarantineRequest
+	13, // 19: muster.peer.v1.PeerService.ChangeMember:input_type -> muster.peer.v1.ChangeMemberRequest
+	15, // 20: muster.peer.v1.PeerService.Status:input_type -> muster.peer.v1.StatusRequest
+	1,  // 21: muster.peer.v1.PeerService.Propose:output_type -> muster.peer.v1.ProposeResponse
+	3,  // 22: muster.peer.v1.PeerService.ReadIndex:output_type -> muster.peer.v1.ReadIndexResponse
+	6,  // 23: muster.peer.v1.PeerService.ReportLiveness:output_type -> muster.peer.v1.ReportLivenessResponse
+	8,  // 24: muster.peer.v1.PeerService.JoinNode:output_type -> muster.peer.v1.JoinNodeResponse
+	10, // 25: muster.peer.v1.PeerService.Digest:output_type -> muster.peer.v1.DigestResponse
+	12, // 26: muster.peer.v1.PeerService.Quarantine:output_type -> muster.peer.v1.QuarantineResponse
+	14, // 27: muster.peer.v1.PeerService.ChangeMember:output_type -> muster.peer.v1.ChangeMemberResponse
+	16, // 28: muster.peer.v1.PeerService.Status:output_type -> muster.peer.v1.StatusResponse
+	21, // [21:29] is the sub-list for method output_type
+	13, // [13:21] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_muster_peer_v1_peer_proto_init() }
