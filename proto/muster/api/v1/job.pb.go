@@ -548,7 +548,9 @@ type ResourceRequest struct {
 	// Names of nodes that must not be part of it.
 	Exclude []string `protobuf:"bytes,16,rep,name=exclude,proto3" json:"exclude,omitempty"`
 	// The option with which GPUs per node were asked ("gres" or "gpus-per-node"), for the environment.
-	GpusOption    string `protobuf:"bytes,17,opt,name=gpus_option,json=gpusOption,proto3" json:"gpus_option,omitempty"`
+	GpusOption string `protobuf:"bytes,17,opt,name=gpus_option,json=gpusOption,proto3" json:"gpus_option,omitempty"`
+	// The job agreed to share what it has (sbatch -s). Kept and shown; nothing is ever shared.
+	Oversubscribe bool `protobuf:"varint,18,opt,name=oversubscribe,proto3" json:"oversubscribe,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -700,6 +702,13 @@ func (x *ResourceRequest) GetGpusOption() string {
 		return x.GpusOption
 	}
 	return ""
+}
+
+func (x *ResourceRequest) GetOversubscribe() bool {
+	if x != nil {
+		return x.Oversubscribe
+	}
+	return false
 }
 
 // TaskOptions say how the tasks of a step are started.
@@ -2170,7 +2179,9 @@ type SubmitJobsRequest struct {
 	// Idempotency key; see the package documentation. A repeated id returns the first answer.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// At most 1,000 jobs.
-	Jobs          []*JobSubmission `protobuf:"bytes,2,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	Jobs []*JobSubmission `protobuf:"bytes,2,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	// Only say what would become of the jobs: nothing is stored, job ids are 0, and request_id may be empty.
+	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2217,6 +2228,13 @@ func (x *SubmitJobsRequest) GetJobs() []*JobSubmission {
 		return x.Jobs
 	}
 	return nil
+}
+
+func (x *SubmitJobsRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
 }
 
 // JobSubmission is one job with the contents it refers to.
@@ -3204,7 +3222,9 @@ type ListJobsRequest struct {
 	// Leave out what only scontrol shows (environment, arguments, paths), to make the answer small.
 	Brief bool `protobuf:"varint,4,opt,name=brief,proto3" json:"brief,omitempty"`
 	// Also return the steps that run.
-	Steps         bool `protobuf:"varint,5,opt,name=steps,proto3" json:"steps,omitempty"`
+	Steps bool `protobuf:"varint,5,opt,name=steps,proto3" json:"steps,omitempty"`
+	// Also return the steps of the current or last attempt of each job, whatever their state. A page ends early when it has many.
+	AllSteps      bool `protobuf:"varint,6,opt,name=all_steps,json=allSteps,proto3" json:"all_steps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3270,6 +3290,13 @@ func (x *ListJobsRequest) GetBrief() bool {
 func (x *ListJobsRequest) GetSteps() bool {
 	if x != nil {
 		return x.Steps
+	}
+	return false
+}
+
+func (x *ListJobsRequest) GetAllSteps() bool {
+	if x != nil {
+		return x.AllSteps
 	}
 	return false
 }
@@ -4233,7 +4260,7 @@ var File_muster_api_v1_job_proto protoreflect.FileDescriptor
 
 const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\n" +
-	"\x17muster/api/v1/job.proto\x12\rmuster.api.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1amuster/api/v1/common.proto\"\xc9\x04\n" +
+	"\x17muster/api/v1/job.proto\x12\rmuster.api.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1amuster/api/v1/common.proto\"\xef\x04\n" +
 	"\x0fResourceRequest\x12\x1b\n" +
 	"\tnodes_min\x18\x01 \x01(\rR\bnodesMin\x12\x1b\n" +
 	"\tnodes_max\x18\x02 \x01(\rR\bnodesMax\x12\x16\n" +
@@ -4255,7 +4282,8 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\tnode_list\x18\x0f \x03(\tR\bnodeList\x12\x18\n" +
 	"\aexclude\x18\x10 \x03(\tR\aexclude\x12\x1f\n" +
 	"\vgpus_option\x18\x11 \x01(\tR\n" +
-	"gpusOption\"\x95\x02\n" +
+	"gpusOption\x12$\n" +
+	"\roversubscribe\x18\x12 \x01(\bR\roversubscribe\"\x95\x02\n" +
 	"\vTaskOptions\x12\x14\n" +
 	"\x05label\x18\x01 \x01(\bR\x05label\x12'\n" +
 	"\x10kill_on_bad_exit\x18\x02 \x01(\bR\rkillOnBadExit\x12:\n" +
@@ -4411,11 +4439,12 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\x05epoch\x18\x03 \x01(\rR\x05epoch\x12\x19\n" +
 	"\bcpu_mask\x18\x04 \x03(\x04R\acpuMask\x12\x19\n" +
 	"\bgpu_mask\x18\x05 \x03(\x04R\agpuMask\x12\x1b\n" +
-	"\tmemory_mb\x18\x06 \x01(\x04R\bmemoryMb\"d\n" +
+	"\tmemory_mb\x18\x06 \x01(\x04R\bmemoryMb\"\x89\x01\n" +
 	"\x11SubmitJobsRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x120\n" +
-	"\x04jobs\x18\x02 \x03(\v2\x1c.muster.api.v1.JobSubmissionR\x04jobs\"u\n" +
+	"\x04jobs\x18\x02 \x03(\v2\x1c.muster.api.v1.JobSubmissionR\x04jobs\x12#\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"u\n" +
 	"\rJobSubmission\x12*\n" +
 	"\x04spec\x18\x01 \x01(\v2\x16.muster.api.v1.JobSpecR\x04spec\x12\x16\n" +
 	"\x06script\x18\x02 \x01(\fR\x06script\x12 \n" +
@@ -4491,13 +4520,14 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\tmemory_mb\x18\x04 \x01(\x04R\bmemoryMb\x12\x14\n" +
 	"\x05tasks\x18\x05 \x01(\rR\x05tasks\x12#\n" +
 	"\ragent_address\x18\x06 \x01(\tR\fagentAddress\x12\x19\n" +
-	"\bgpu_type\x18\a \x01(\tR\agpuType\"\xc8\x01\n" +
+	"\bgpu_type\x18\a \x01(\tR\agpuType\"\xe5\x01\n" +
 	"\x0fListJobsRequest\x120\n" +
 	"\x06filter\x18\x01 \x01(\v2\x18.muster.api.v1.JobFilterR\x06filter\x12'\n" +
 	"\x04page\x18\x02 \x01(\v2\x13.muster.api.v1.PageR\x04page\x12.\n" +
 	"\x04read\x18\x03 \x01(\v2\x1a.muster.api.v1.ReadOptionsR\x04read\x12\x14\n" +
 	"\x05brief\x18\x04 \x01(\bR\x05brief\x12\x14\n" +
-	"\x05steps\x18\x05 \x01(\bR\x05steps\"\xb1\x01\n" +
+	"\x05steps\x18\x05 \x01(\bR\x05steps\x12\x1b\n" +
+	"\tall_steps\x18\x06 \x01(\bR\ballSteps\"\xb1\x01\n" +
 	"\x10ListJobsResponse\x12&\n" +
 	"\x04jobs\x18\x01 \x03(\v2\x12.muster.api.v1.JobR\x04jobs\x12)\n" +
 	"\x05steps\x18\x02 \x03(\v2\x13.muster.api.v1.StepR\x05steps\x12\x1d\n" +
