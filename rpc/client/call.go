@@ -212,7 +212,7 @@ func (a *attempts) failed(got answer) error {
 			return rpc.Local(got.err)
 		}
 		a.renewed = true
-		if a.u.balancer.credentials.renew(a.ctx, got.tokens) != nil {
+		if a.u.balancer.credentials.renew(a.ctx, got.tokens, (*voucher).insist) != nil {
 			return rpc.Local(got.err)
 		}
 		a.start(got.target)

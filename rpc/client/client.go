@@ -72,8 +72,9 @@ type Client struct {
 	nodeName    string
 }
 
-// Open asks the local agent for tokens and for the controllers: one round trip on a Unix socket. The error says what
-// to do if there is no agent.
+// Open asks the local agent for tokens and for the controllers: one round trip on a Unix socket. While the agent is being
+// restarted or has not joined it goes on asking until ctx ends or, without a deadline of ctx, for config.Timeout. The error
+// says what to do if there is no agent.
 func Open(ctx context.Context, config Config) (*Client, error) {
 	timeout, err := timeoutOf(config.Timeout)
 	if err != nil {
@@ -86,8 +87,8 @@ func Open(ctx context.Context, config Config) (*Client, error) {
 	if socket == "" {
 		socket = DefaultSocket
 	}
-	voucher := &voucher{socket: socket}
-	answer, err := voucher.vouch(ctx)
+	voucher := &voucher{socket: socket, timeout: timeout}
+	answer, err := voucher.insist(ctx)
 	if err != nil {
 		return nil, err
 	}

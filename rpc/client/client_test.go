@@ -2,9 +2,11 @@ package client
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -285,11 +287,18 @@ func (a *agent) Vouch(context.Context, *nodev1.VouchRequest) (*nodev1.VouchRespo
 
 func (s *site) agent(a *agent) string {
 	s.t.Helper()
+	path := filepath.Join(s.t.TempDir(), "agent.sock")
+	s.agentAt(path, a)
+	return path
+}
+
+// agentAt serves an agent on a socket.
+func (s *site) agentAt(path string, a *agent) {
+	s.t.Helper()
 	services := connect.NewServer()
 	nodev1connect.RegisterVouchServiceHandler(services, a)
 	mux := http.NewServeMux()
 	connecthttp.Mount(mux, services)
-	path := filepath.Join(s.t.TempDir(), "agent.sock")
 	listener, err := net.Listen("unix", path)
 	if err != nil {
 		s.t.Fatal(err)
@@ -298,7 +307,6 @@ func (s *site) agent(a *agent) string {
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve(listener) }()
 	s.t.Cleanup(func() { server.Close(); <-done })
-	return path
 }
 
 func TestExpiredTokenIsRenewedOnce(t *testing.T) {
@@ -408,6 +416,81 @@ func TestEachSideSeesItsOwnTokenAlsoAfterRenewal(t *testing.T) {
 	}
 	if got := strings.Join(noted.tokens, ", "); got != "Bearer agents1, Bearer agents2" {
 		t.Errorf("the agent saw %s", got)
+	}
+}
+
+// TestAgentThatIsRestartedOrJoinsIsWaitedFor: first nobody listens, then the agent leaves, then it has not joined.
+func TestAgentThatIsRestartedOrJoinsIsWaitedFor(t *testing.T) {
+	for what, leave := range map[string]func(t *testing.T, path string){
+		"a socket that is gone": func(t *testing.T, path string) {},
+		"a socket that a killed agent left": func(t *testing.T, path string) {
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.SetUnlinkOnClose(false)
+			l.Close()
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := newSite(t)
+			s.t = t
+			a := &agent{answer: func(n int) (*nodev1.VouchResponse, error) {
+				switch n {
+				case 1:
+					return nil, rpc.Refuse(connect.CodeUnavailable, rpc.ReasonShuttingDown, "", "the agent is leaving")
+				case 2:
+					return &nodev1.VouchResponse{}, nil
+				}
+				return &nodev1.VouchResponse{Controllers: []string{"c1:1"}, CaPem: s.ca.PEM(), Expires: timestamppb.New(time.Now().Add(time.Hour))}, nil
+			}}
+			path := filepath.Join(t.TempDir(), "agent.sock")
+			leave(t, path)
+			began := time.Now()
+			opened := make(chan error, 1)
+			go func() {
+				_, err := Open(t.Context(), Config{Socket: path, Timeout: 20 * time.Second})
+				opened <- err
+			}()
+			select {
+			case err := <-opened:
+				t.Fatalf("gave up after %v: %v", time.Since(began), err)
+			case <-time.After(200 * time.Millisecond): // it asks in vain
+			}
+			if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+				t.Fatal(err)
+			}
+			s.agentAt(path, a)
+			if err := <-opened; err != nil {
+				t.Errorf("after %v: %v", time.Since(began), err)
+			}
+			if asked := a.asked.Load(); asked != 3 {
+				t.Errorf("asked %d times", asked)
+			}
+		})
+	}
+}
+
+func TestAgentThatStaysAwayIsGivenUpInTime(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "none.sock")
+	for _, c := range []struct {
+		job     string
+		timeout time.Duration
+		least   time.Duration
+		most    time.Duration
+	}{
+		{"", 20 * time.Second, noSocketPatience, noSocketPatience + 5*time.Second},
+		{"7", 3 * time.Second, 2900 * time.Millisecond, 8 * time.Second}, // in a job the agent was there
+	} {
+		t.Setenv("SLURM_JOB_ID", c.job)
+		if c.job == "" {
+			os.Unsetenv("SLURM_JOB_ID")
+		}
+		began := time.Now()
+		_, err := Open(t.Context(), Config{Socket: socket, Timeout: c.timeout})
+		if took := time.Since(began); rpc.Reason(err) != "NO_AGENT" || took < c.least || took > c.most {
+			t.Errorf("in job %q: %v after %v", c.job, err, took)
+		}
 	}
 }
 

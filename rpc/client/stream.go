@@ -77,7 +77,7 @@ func (s *serverStream) Receive(msg any) error {
 		case final:
 			return rpc.Local(err)
 		case renew:
-			if renewed || s.balancer.credentials.renew(s.ctx, tokens) != nil {
+			if renewed || s.balancer.credentials.renew(s.ctx, tokens, (*voucher).insist) != nil {
 				return rpc.Local(err)
 			}
 			renewed = true
