@@ -129,6 +129,7 @@ const (
 	yieldTimeout         = time.Second
 	stallElections       = 4
 	fullPause            = 10 * time.Second
+	fullElections        = 4
 )
 
 func (c *Config) fill() {

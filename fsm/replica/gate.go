@@ -26,6 +26,7 @@ type gate struct {
 	before func(target raft.ServerID) error // the way to the peer; nil means always open
 	after  func(target raft.ServerID) error // the way back
 	shut   atomic.Int32                     // number of reasons to be silent
+	hold   func() bool                      // asked before an election: leave it to others; nil means never
 
 	mu    sync.Mutex
 	peers map[raft.ServerID]peerNews
@@ -37,7 +38,10 @@ type peerNews struct {
 	lastIndex uint64
 }
 
-var errShut = errors.New("this member must not speak now")
+var (
+	errShut = errors.New("this member must not speak now")
+	errHeld = errors.New("this member leaves it to others to lead, because its disk is full")
+)
 
 func newGate(inner raftTransport, dial func(raft.ServerID, raft.ServerAddress) raft.ServerAddress) *gate {
 	return &gate{raftTransport: inner, dial: dial, peers: map[raft.ServerID]peerNews{}}
@@ -123,6 +127,9 @@ func (g *gate) RequestVote(id raft.ServerID, a raft.ServerAddress, q *raft.Reque
 
 // RequestPreVote asks whether a vote would be given.
 func (g *gate) RequestPreVote(id raft.ServerID, a raft.ServerAddress, q *raft.RequestPreVoteRequest, p *raft.RequestPreVoteResponse) error {
+	if g.hold != nil && g.hold() {
+		return errHeld
+	}
 	return g.call(id, func() error { return g.raftTransport.RequestPreVote(id, g.dial(id, a), q, p) })
 }
 

@@ -216,18 +216,28 @@ func (m *Member[V]) Transfer(ctx context.Context, id string) error {
 	return nil
 }
 
-// successor is the other voter that has answered lately and has most entries.
+// successor is the other voter that has answered lately and has most entries; the one to which this member handed over last, because it
+// could not lead itself, only if there is no other.
 func (m *Member[V]) successor() (Server, error) {
-	var best Server
+	var best, last Server
+	handed, _ := m.handed.Load().(string)
 	others := 0
 	for _, s := range m.Servers() {
 		if s.ID == m.id || !s.Voter {
 			continue
 		}
 		others++
-		if s.LastContact >= 0 && s.LastContact <= m.cfg.Profile.Lease && (best.ID == "" || s.LastIndex > best.LastIndex) {
+		if s.LastContact < 0 || s.LastContact > m.cfg.Profile.Lease {
+			continue
+		}
+		if s.ID == handed {
+			last = s
+		} else if best.ID == "" || s.LastIndex > best.LastIndex {
 			best = s
 		}
+	}
+	if best.ID == "" {
+		best = last
 	}
 	if best.ID == "" {
 		return best, errNoSuccessor(others)

@@ -62,8 +62,10 @@ func (m *Member[V]) keep() {
 		spaceWake, stallTick, spaceTick = m.space.wake, st.C, sp.C
 	}
 	stuck := false
-	var tried time.Time // last attempt to give up leadership because the disk is full
+	var full fullTry
 	for {
+		changed := m.LeaderChanged() // before the look, so that no beginning of leadership is missed
+		m.yieldIfFull(&full)
 		select {
 		case <-m.stop:
 			return
@@ -73,13 +75,9 @@ func (m *Member[V]) keep() {
 		case <-spaceTick:
 			m.space.check()
 			m.snapshotIfDue()
-			if m.space.full.Load() && time.Since(tried) > fullPause {
-				tried = time.Now()
-				m.stepDown("its disk is full")
-			}
 		case <-spaceWake:
-			tried = time.Now()
-			m.stepDown("its disk is full")
+			full = fullTry{}
+		case <-changed:
 		case <-stallTick:
 			age := m.bolt.writes.oldest()
 			if now := age > stall && m.leads() || stuck && age > stall; now != stuck {
@@ -88,6 +86,43 @@ func (m *Member[V]) keep() {
 			}
 		}
 	}
+}
+
+// fullTry is the last attempt to give up leadership because the disk is full.
+type fullTry struct {
+	term uint64
+	at   time.Time
+	said uint64 // term in which it was logged that nobody can take over
+}
+
+// yieldIfFull gives up leadership if this member leads with a full disk: at once in a new term, and then every fullPause. Until another
+// voter has answered, which takes a moment in a new term, it looks again at every call. A member to which it was handed last is the last
+// choice: it may be full too.
+func (m *Member[V]) yieldIfFull(f *fullTry) {
+	if !m.DiskFull() || !m.leads() {
+		return
+	}
+	term := m.raft.CurrentTerm()
+	if term == f.term && time.Since(f.at) <= fullPause {
+		return
+	}
+	if m.voters() > 1 {
+		if _, err := m.successor(); err != nil {
+			if f.said != term {
+				f.said = term
+				m.log.Warn("the disk of this leader is full, but nobody can take over yet", "err", err)
+			}
+			return
+		}
+	}
+	f.term, f.at = term, time.Now()
+	m.stepDown("its disk is full")
+}
+
+// holdsBack tells whether this member leaves it to others to stand for election: its disk is full. It does not for ever, because all
+// members may be full, and then reads still need a leader.
+func (m *Member[V]) holdsBack() bool {
+	return m.DiskFull() && time.Since(m.raft.LastContact()) < fullElections*m.cfg.Profile.Election
 }
 
 // silence keeps a leader quiet while its disk does not answer: its heartbeats come from other goroutines and would keep others from
@@ -132,6 +167,7 @@ func (m *Member[V]) stepDown(why string) {
 		m.log.Warn("nobody can take over", "err", err)
 		return
 	}
+	m.handed.Store(target.ID)
 	if err = m.handOver(ctx, target); err == nil || !m.leads() {
 		return
 	}

@@ -33,6 +33,7 @@ type Member[V View] struct {
 	reads   *readQueue
 	lead    leadership
 	quar    quarantine
+	handed  atomic.Value // string: id of the member to which this one handed over last because it could not lead
 
 	started      atomic.Bool // raft is set
 	snapshotting atomic.Bool // a snapshot that is due by size is being taken
@@ -144,6 +145,7 @@ func (m *Member[V]) storeFailed(err error) {
 // start starts hashicorp/raft and the member's goroutines.
 func (m *Member[V]) start(p parts) (err error) {
 	m.gate, m.address = p.gate, p.address
+	m.gate.hold = func() bool { return m.started.Load() && m.holdsBack() }
 	t := m.cfg.Profile
 	c := raft.DefaultConfig()
 	c.LocalID = raft.ServerID(p.id)
