@@ -114,6 +114,9 @@ func (g *gate) round(ctx context.Context) time.Duration {
 func (g *gate) due(v *fsm.View, key workKey, w *waiting, at time.Time) (*logv1.Command, time.Duration) {
 	timeout := time.Duration(v.Settings().GetPrepareTimeoutMs()) * time.Millisecond
 	nodes := g.nodes(v, key)
+	if w.steps == nil && !key.isStep {
+		w.steps = expected(v, key)
+	}
 	if !key.isStep && slices.ContainsFunc(v.Attempt(key.job, key.attempt).GetUnprepared(), func(u *apiv1.UnpreparedNode) bool {
 		return slices.Contains(nodes, u.Node)
 	}) {
