@@ -1295,7 +1295,10 @@ type ReadOutputResponse struct {
 	// Exits of this node's tasks, sent last with follow, once they are known.
 	Exits []*v1.TaskExit `protobuf:"bytes,6,rep,name=exits,proto3" json:"exits,omitempty"`
 	// All tasks of this node were executed (sent once, first, with follow).
-	Started       bool `protobuf:"varint,7,opt,name=started,proto3" json:"started,omitempty"`
+	Started bool `protobuf:"varint,7,opt,name=started,proto3" json:"started,omitempty"`
+	// Ends of tasks while others of this node still run, each told once to a reader that follows. The streams of such a
+	// task may go on: what it started can still write.
+	Ended         []*v1.TaskExit `protobuf:"bytes,8,rep,name=ended,proto3" json:"ended,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1377,6 +1380,13 @@ func (x *ReadOutputResponse) GetStarted() bool {
 		return x.Started
 	}
 	return false
+}
+
+func (x *ReadOutputResponse) GetEnded() []*v1.TaskExit {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
 }
 
 // WriteInputRequest writes to the stdin of tasks on this node.
@@ -2044,7 +2054,7 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"\fOutputOffset\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x124\n" +
 	"\x06stream\x18\x02 \x01(\x0e2\x1c.muster.node.v1.OutputStreamR\x06stream\x12\x16\n" +
-	"\x06offset\x18\x03 \x01(\x04R\x06offset\"\xe5\x01\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\"\x94\x02\n" +
 	"\x12ReadOutputResponse\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x124\n" +
 	"\x06stream\x18\x02 \x01(\x0e2\x1c.muster.node.v1.OutputStreamR\x06stream\x12\x16\n" +
@@ -2052,7 +2062,8 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"\x04data\x18\x04 \x01(\fR\x04data\x12\x10\n" +
 	"\x03end\x18\x05 \x01(\bR\x03end\x12-\n" +
 	"\x05exits\x18\x06 \x03(\v2\x17.muster.api.v1.TaskExitR\x05exits\x12\x18\n" +
-	"\astarted\x18\a \x01(\bR\astarted\"\x9b\x01\n" +
+	"\astarted\x18\a \x01(\bR\astarted\x12-\n" +
+	"\x05ended\x18\b \x03(\v2\x17.muster.api.v1.TaskExitR\x05ended\"\x9b\x01\n" +
 	"\x11WriteInputRequest\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x17\n" +
@@ -2204,29 +2215,30 @@ var file_muster_node_v1_node_proto_depIdxs = []int32{
 	1,  // 28: muster.node.v1.OutputOffset.stream:type_name -> muster.node.v1.OutputStream
 	1,  // 29: muster.node.v1.ReadOutputResponse.stream:type_name -> muster.node.v1.OutputStream
 	33, // 30: muster.node.v1.ReadOutputResponse.exits:type_name -> muster.api.v1.TaskExit
-	6,  // 31: muster.node.v1.StatusResponse.actual:type_name -> muster.node.v1.ActualAttempt
-	24, // 32: muster.node.v1.StatusResponse.instance:type_name -> muster.api.v1.Instance
-	34, // 33: muster.node.v1.VouchResponse.expires:type_name -> google.protobuf.Timestamp
-	34, // 34: muster.node.v1.UserToken.issued:type_name -> google.protobuf.Timestamp
-	34, // 35: muster.node.v1.UserToken.expires:type_name -> google.protobuf.Timestamp
-	2,  // 36: muster.node.v1.UserToken.audience:type_name -> muster.node.v1.TokenAudience
-	3,  // 37: muster.node.v1.AgentService.Join:input_type -> muster.node.v1.JoinRequest
-	7,  // 38: muster.node.v1.AgentService.Sync:input_type -> muster.node.v1.SyncRequest
-	12, // 39: muster.node.v1.NodeService.ReadOutput:input_type -> muster.node.v1.ReadOutputRequest
-	15, // 40: muster.node.v1.NodeService.WriteInput:input_type -> muster.node.v1.WriteInputRequest
-	17, // 41: muster.node.v1.NodeService.Status:input_type -> muster.node.v1.StatusRequest
-	19, // 42: muster.node.v1.VouchService.Vouch:input_type -> muster.node.v1.VouchRequest
-	4,  // 43: muster.node.v1.AgentService.Join:output_type -> muster.node.v1.JoinResponse
-	11, // 44: muster.node.v1.AgentService.Sync:output_type -> muster.node.v1.SyncResponse
-	14, // 45: muster.node.v1.NodeService.ReadOutput:output_type -> muster.node.v1.ReadOutputResponse
-	16, // 46: muster.node.v1.NodeService.WriteInput:output_type -> muster.node.v1.WriteInputResponse
-	18, // 47: muster.node.v1.NodeService.Status:output_type -> muster.node.v1.StatusResponse
-	20, // 48: muster.node.v1.VouchService.Vouch:output_type -> muster.node.v1.VouchResponse
-	43, // [43:49] is the sub-list for method output_type
-	37, // [37:43] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	33, // 31: muster.node.v1.ReadOutputResponse.ended:type_name -> muster.api.v1.TaskExit
+	6,  // 32: muster.node.v1.StatusResponse.actual:type_name -> muster.node.v1.ActualAttempt
+	24, // 33: muster.node.v1.StatusResponse.instance:type_name -> muster.api.v1.Instance
+	34, // 34: muster.node.v1.VouchResponse.expires:type_name -> google.protobuf.Timestamp
+	34, // 35: muster.node.v1.UserToken.issued:type_name -> google.protobuf.Timestamp
+	34, // 36: muster.node.v1.UserToken.expires:type_name -> google.protobuf.Timestamp
+	2,  // 37: muster.node.v1.UserToken.audience:type_name -> muster.node.v1.TokenAudience
+	3,  // 38: muster.node.v1.AgentService.Join:input_type -> muster.node.v1.JoinRequest
+	7,  // 39: muster.node.v1.AgentService.Sync:input_type -> muster.node.v1.SyncRequest
+	12, // 40: muster.node.v1.NodeService.ReadOutput:input_type -> muster.node.v1.ReadOutputRequest
+	15, // 41: muster.node.v1.NodeService.WriteInput:input_type -> muster.node.v1.WriteInputRequest
+	17, // 42: muster.node.v1.NodeService.Status:input_type -> muster.node.v1.StatusRequest
+	19, // 43: muster.node.v1.VouchService.Vouch:input_type -> muster.node.v1.VouchRequest
+	4,  // 44: muster.node.v1.AgentService.Join:output_type -> muster.node.v1.JoinResponse
+	11, // 45: muster.node.v1.AgentService.Sync:output_type -> muster.node.v1.SyncResponse
+	14, // 46: muster.node.v1.NodeService.ReadOutput:output_type -> muster.node.v1.ReadOutputResponse
+	16, // 47: muster.node.v1.NodeService.WriteInput:output_type -> muster.node.v1.WriteInputResponse
+	18, // 48: muster.node.v1.NodeService.Status:output_type -> muster.node.v1.StatusResponse
+	20, // 49: muster.node.v1.VouchService.Vouch:output_type -> muster.node.v1.VouchResponse
+	44, // [44:50] is the sub-list for method output_type
+	38, // [38:44] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_muster_node_v1_node_proto_init() }
