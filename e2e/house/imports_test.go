@@ -120,6 +120,7 @@ var outside = []struct {
 	allowed []string
 }{
 	{"github.com/hashicorp/raft", []string{"fsm/replica"}},
+	{"github.com/hashicorp/raft-boltdb", []string{"fsm/replica"}},
 	{"go.etcd.io/bbolt", []string{"fsm/replica", "fsm/history"}},
 	{"connectrpc.com/connect", []string{"rpc", "node/serve", "proto/muster", "e2e", "cmd"}},
 	{"github.com/NVIDIA/go-nvml", []string{"node/gpu", "cmd/muster-gpu"}},
