@@ -53,6 +53,9 @@ type step struct {
 	extended time.Duration
 	newLimit bool
 
+	// taskEnds are the ends of its tasks that are known before it is over. It is replaced, never changed.
+	taskEnds []*apiv1.TaskExit
+
 	// startNS is when its tasks were executed, on the boot-time clock; 0 before.
 	startNS   int64
 	signalled uint32
@@ -185,10 +188,28 @@ func (a *Agent) observe(s *step, state *supervisorv1.StepState) (final bool) {
 		return true
 	case supervisorv1.Phase_PHASE_ENDING, supervisorv1.Phase_PHASE_UNSPECIFIED:
 	}
-	if s.phase != was {
+	ends := endsOf(state)
+	more := len(ends) > len(s.taskEnds)
+	s.taskEnds = ends
+	switch {
+	case s.phase != was:
 		a.touch()
+	case more:
+		close(a.changed) // for readers of output; the controllers learn of the step's end only
+		a.changed = make(chan struct{})
 	}
 	return false
+}
+
+// endsOf returns the ends of the tasks that have ended.
+func endsOf(state *supervisorv1.StepState) []*apiv1.TaskExit {
+	var ends []*apiv1.TaskExit
+	for _, task := range state.GetTasks() {
+		if task.GetExit() != nil {
+			ends = append(ends, task.GetExit())
+		}
+	}
+	return ends
 }
 
 // command tells the supervisor everything that is ordered and was not told.

@@ -43,6 +43,8 @@ type StepView struct {
 	Over bool
 	// Exits of this node's tasks, once it is over.
 	Exits []*apiv1.TaskExit
+	// Ended are the ends of single tasks that are known while the step is not over.
+	Ended []*apiv1.TaskExit
 }
 
 // ErrNoStep means that the node knows no such step.
@@ -100,6 +102,8 @@ func (a *Agent) Step(job, attempt, step uint32) (StepView, bool) {
 	}
 	if view.Over {
 		view.Exits = s.exits()
+	} else {
+		view.Ended = s.taskEnds
 	}
 	return view, true
 }

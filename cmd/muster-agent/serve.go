@@ -138,7 +138,7 @@ func (h host) Step(job, attempt, step uint32) (serve.Step, bool) {
 	if !ok {
 		return serve.Step{}, false
 	}
-	s := serve.Step{Attempt: v.Attempt, Owner: v.Owner, Started: v.Started, Over: v.Over, Exits: v.Exits}
+	s := serve.Step{Attempt: v.Attempt, Owner: v.Owner, Started: v.Started, Over: v.Over, Exits: v.Exits, Ended: v.Ended}
 	for _, t := range v.Tasks {
 		s.Tasks = append(s.Tasks, serve.Task{Rank: t.Rank, Stdout: serve.Stream(t.Stdout), Stderr: serve.Stream(t.Stderr)})
 	}

@@ -12,6 +12,7 @@ import (
 
 	"connectrpc.com/connect/v2"
 
+	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
 	"github.com/muster-hpc/muster/proto/muster/node/v1/nodev1connect"
 	"github.com/muster-hpc/muster/rpc"
@@ -37,6 +38,10 @@ type reader struct {
 	sources []*source
 	buffer  []byte
 	started bool
+	// chosen: sources has the streams of all tasks. A step is known before the files of its tasks are.
+	chosen bool
+	// ended are the ranks whose ends were told.
+	ended map[uint32]bool
 }
 
 // ReadOutput streams output from the spool, or from the files that the user named. With follow it ends when all tasks of
@@ -46,16 +51,18 @@ func (s *nodeService) ReadOutput(ctx context.Context, req *nodev1.ReadOutputRequ
 	if err != nil {
 		return err
 	}
-	r := &reader{s: s, req: req, send: stream.Send, step: step, buffer: make([]byte, maxPiece)}
+	r := &reader{s: s, req: req, send: stream.Send, step: step, buffer: make([]byte, maxPiece), ended: map[uint32]bool{}}
 	defer r.close()
-	if err := r.choose(); err != nil {
-		return err
-	}
 	return r.run(ctx)
 }
 
-// choose lists the streams that were asked for. A stderr that goes to the same file as stdout is not read twice.
+// choose lists the streams that were asked for, as soon as the step's preparation has named their files. A stderr that
+// goes to the same file as stdout is not read twice.
 func (r *reader) choose() error {
+	if r.chosen || len(r.step.Tasks) == 0 && !r.step.Over {
+		return nil
+	}
+	r.chosen = true
 	ranks := r.req.GetRanks()
 	for _, rank := range ranks {
 		if !slices.ContainsFunc(r.step.Tasks, func(t Task) bool { return t.Rank == rank }) {
@@ -110,11 +117,11 @@ func (r *reader) run(ctx context.Context) error {
 		} else {
 			return r.s.unknown(r.req.GetJobId(), r.req.GetStepId()) // removed meanwhile
 		}
-		if r.req.GetFollow() && r.step.Started && !r.started {
-			r.started = true
-			if err := r.send(&nodev1.ReadOutputResponse{Started: true}); err != nil {
-				return err
-			}
+		if err := r.choose(); err != nil {
+			return err
+		}
+		if err := r.tell(); err != nil {
+			return err
 		}
 		moved, err := r.pass(ctx)
 		if err != nil {
@@ -134,6 +141,30 @@ func (r *reader) run(ctx context.Context) error {
 		}
 		pause = min(2*pause, pollMax)
 	}
+}
+
+// tell sends to one who follows that the tasks were started, and the ends of tasks while others run.
+func (r *reader) tell() error {
+	if !r.req.GetFollow() {
+		return nil
+	}
+	if r.step.Started && !r.started {
+		r.started = true
+		if err := r.send(&nodev1.ReadOutputResponse{Started: true}); err != nil {
+			return err
+		}
+	}
+	var ends []*apiv1.TaskExit
+	for _, exit := range r.step.Ended {
+		if !r.ended[exit.GetFirstRank()] {
+			r.ended[exit.GetFirstRank()] = true
+			ends = append(ends, exit)
+		}
+	}
+	if len(ends) == 0 {
+		return nil
+	}
+	return r.send(&nodev1.ReadOutputResponse{Ended: ends})
 }
 
 // pause waits until something may be new. A change of the node may be the end of the step.

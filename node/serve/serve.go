@@ -60,7 +60,7 @@ type Step struct {
 	Attempt uint32
 	// Owner of the job.
 	Owner *apiv1.JobOwner
-	// Tasks of this node.
+	// Tasks of this node; none while the step's preparation has not named their files.
 	Tasks []Task
 	// Started: the tasks were executed.
 	Started bool
@@ -68,6 +68,8 @@ type Step struct {
 	Over bool
 	// Exits of this node's tasks, once it is over.
 	Exits []*apiv1.TaskExit
+	// Ended are the ends of single tasks that are known while the step is not over.
+	Ended []*apiv1.TaskExit
 }
 
 // Errors of Host.Input.

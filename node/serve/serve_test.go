@@ -32,12 +32,17 @@ type stand struct {
 	changed chan struct{}
 	steps   map[uint32]*Step
 	input   []byte
+	looked  chan struct{} // if set, closed once somebody has looked at a step twice: he has it and waits for its change
+	looks   int
 }
 
 func (s *stand) Step(job, attempt, step uint32) (Step, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if st := s.steps[step]; job == 1 && st != nil {
+		if s.looks++; s.looks == 2 && s.looked != nil {
+			close(s.looked)
+		}
 		return *st, true
 	}
 	return Step{}, false
@@ -238,6 +243,58 @@ func TestOutputIsFollowedFromItsFirstByteToTheExits(t *testing.T) {
 	}
 	if g.data["out0"] != "first\nlast" || g.data["err1"] != "trouble\n" || len(g.data["out1"]) != 3*maxPiece {
 		t.Errorf("the output is %q, %q, %d bytes", g.data["out0"], g.data["err1"], len(g.data["out1"]))
+	}
+}
+
+func TestAReaderWhoComesBeforeTheFilesAreNamedLosesNothing(t *testing.T) {
+	f := newFixture(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	f.step(0)
+	tasks := f.steps[0].Tasks
+	f.update(func() { f.steps[0].Tasks = nil })
+	f.looked = make(chan struct{})
+	done := make(chan got, 1)
+	go func() {
+		done <- f.read(ctx, f.as(1000), &nodev1.ReadOutputRequest{JobId: 1, Follow: true, Ranks: []uint32{0, 1}}, nil)
+	}()
+	<-f.looked // the reader has seen a step without files
+	f.write("out", 0, "quick")
+	f.update(func() {
+		f.steps[0].Tasks, f.steps[0].Started, f.steps[0].Over, f.steps[0].Exits = tasks, true, true, []*apiv1.TaskExit{{Count: 2}}
+	})
+	if g := <-done; g.err != nil || g.data["out0"] != "quick" || g.ends != 4 || len(g.exits) != 1 {
+		t.Errorf("it brought %+v", g)
+	}
+}
+
+func TestTheEndOfATaskIsToldWhileOthersRun(t *testing.T) {
+	f := newFixture(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	f.step(0)
+	f.update(func() { f.steps[0].Started = true })
+	told := make(chan []*apiv1.TaskExit, 10)
+	done := make(chan got, 1)
+	go func() {
+		done <- f.read(ctx, f.as(1000), &nodev1.ReadOutputRequest{JobId: 1, Follow: true}, func(r *nodev1.ReadOutputResponse) {
+			if len(r.GetEnded()) > 0 {
+				told <- r.GetEnded()
+			}
+		})
+	}()
+	one, two := &apiv1.TaskExit{FirstRank: 1, Count: 1, Code: 3}, &apiv1.TaskExit{FirstRank: 0, Count: 1}
+	f.update(func() { f.steps[0].Ended = []*apiv1.TaskExit{one} })
+	if ends := <-told; len(ends) != 1 || ends[0].GetFirstRank() != 1 || ends[0].GetCode() != 3 {
+		t.Errorf("first %v", ends)
+	}
+	f.update(func() { f.steps[0].Ended = []*apiv1.TaskExit{two, one} })
+	if ends := <-told; len(ends) != 1 || ends[0].GetFirstRank() != 0 {
+		t.Errorf("then %v", ends)
+	}
+	f.update(func() { f.steps[0].Over, f.steps[0].Exits = true, []*apiv1.TaskExit{two, one} })
+	if g := <-done; g.err != nil || len(g.exits) != 2 {
+		t.Errorf("it brought %+v", g)
 	}
 }
 
