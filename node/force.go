@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/muster-hpc/muster/node/run"
 )
 
 // armForce arranges that a step which should be over by then is ended without its supervisor's help. a.mu is held.
@@ -30,9 +32,19 @@ func (a *Agent) forceEnd(s *step) {
 	}
 	a.armForce(s, forceAgain)
 	a.mu.Unlock()
+	_, noResult := run.ReadResult(s.dir)
 	killed, err := killSupervisor(s.dir)
-	a.log.Error("a supervisor did not end its step in time; it was killed, and its processes follow", "step", label(s.key, s.id),
-		"killed", killed, "err", err)
+	switch {
+	case err != nil:
+		a.log.Error("a supervisor that did not end its step in time could not be killed", "step", label(s.key, s.id), "err", err)
+	case noResult == nil: // it had ended its step by itself
+		a.log.Debug("a step was over before it had to be ended by force", "step", label(s.key, s.id), "killed", killed)
+	case killed > 0:
+		a.log.Error("a supervisor did not end its step in time; it was killed, and its processes follow", "step", label(s.key, s.id),
+			"killed", killed)
+	default:
+		a.log.Warn("a step that should be over has neither supervisor nor result; its processes are ended", "step", label(s.key, s.id))
+	}
 }
 
 // watchDeadline arranges that attempts which stop themselves are ended when the deadline has passed, even if their

@@ -75,6 +75,38 @@ func ReadResult(dir string) (*supervisorv1.StepState, error) {
 	return state, nil
 }
 
+// ReserveResult sets the space aside that WriteResult needs for the plan's step, so that its end can be written when the
+// disk is full by then: room for every task's exit with its launch error, and for sentences.
+func ReserveResult(dir string, plan *supervisorv1.StepPlan) (err error) {
+	size := resultBytes
+	for _, t := range plan.GetTasks() {
+		size += exitBytes
+		if len(t.GetArgs()) > 0 {
+			size += len(t.GetArgs()[0])
+		}
+	}
+	f, err := os.OpenFile(temporary(filepath.Join(dir, ResultFile)), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return fmt.Errorf("reserving space for the result: %w", err)
+	}
+	// A file system without the call gets bytes written: not a promise on all of them, but the best there is.
+	if err = unix.Fallocate(int(f.Fd()), 0, 0, int64(size)); errors.Is(err, unix.EOPNOTSUPP) {
+		err = writeAll(f, make([]byte, size))
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("reserving space for the result: %w", err)
+	}
+	return nil
+}
+
+// Space that ReserveResult sets aside; rows of docs/limits.md.
+const (
+	// resultBytes is for everything but the tasks: two sentences and the file system's rounding.
+	resultBytes = 4096
+	// exitBytes is for a task's exit, beside the name of its program.
+	exitBytes = 128
+)
+
 // WriteResult puts a final state on disk: when it returns nil the state survives a crash of the machine.
 func WriteResult(dir string, state *supervisorv1.StepState) error {
 	return writeMessage(filepath.Join(dir, ResultFile), state)
@@ -99,24 +131,26 @@ func writeMessage(path string, m proto.Message) error {
 	return writeDurable(path, b)
 }
 
-// writeDurable replaces a file: contents to a temporary file, fsync, rename, fsync of the directory. The file is
-// readable by its owner only whatever the umask.
-func writeDurable(path string, b []byte) (err error) {
+// temporary is the name under which a file is written before it takes its place.
+func temporary(path string) string {
 	dir, name := filepath.Split(path)
-	if dir == "" {
-		dir = "."
-	}
-	temporary := filepath.Join(dir, "."+name+".new")
-	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	return filepath.Join(dir, "."+name+".new")
+}
+
+// writeDurable replaces a file: contents to a temporary file, fsync, rename, fsync of the directory. The file is
+// readable by its owner only whatever the umask. Space that the temporary file has already is used: it is cut to size at
+// the end.
+func writeDurable(path string, b []byte) (err error) {
+	f, err := os.OpenFile(temporary(path), os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
-	err = errors.Join(f.Chmod(0o600), writeAll(f, b), f.Sync())
+	err = errors.Join(f.Chmod(0o600), writeAll(f, b), f.Truncate(int64(len(b))), f.Sync())
 	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(temporary, path)
+		err = os.Rename(temporary(path), path)
 	}
 	if err == nil {
-		err = SyncDir(dir)
+		err = SyncDir(filepath.Dir(path))
 	}
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)

@@ -62,6 +62,9 @@ func Launch(ctx context.Context, dir string, plan *supervisorv1.StepPlan, superv
 	if err := writeMessage(filepath.Join(dir, PlanFile), plan); err != nil {
 		return nil, err
 	}
+	if err := ReserveResult(dir, plan); err != nil {
+		return nil, err
+	}
 	return spawn(dir, supervisor, lock)
 }
 
@@ -84,18 +87,36 @@ func spawn(dir, supervisor string, lock *os.File) (*Handle, error) {
 		"GOTRACEBACK=all", InheritedVariable + "=1"}
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{listener, lock}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	pidfd := -1
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting the supervisor: %w", err)
 	}
 	// Ends with the supervisor, which may be long after the handle; it holds nothing but the process's number.
-	go func() { _ = cmd.Wait() }()
+	go collect(cmd, pidfd)
 	conn, err := Dial(dir)
 	if err != nil {
 		// Nothing was started in it, so that after an error nothing runs.
 		return nil, errors.Join(fmt.Errorf("connecting to the new supervisor: %w", err), cmd.Process.Kill())
 	}
 	return newHandle(conn), nil
+}
+
+// collect waits for a supervisor so that it does not stay a zombie. It waits in the poller: in a system call, each
+// supervisor would hold one of the agent's threads for all its life.
+func collect(cmd *exec.Cmd, pidfd int) {
+	if pidfd >= 0 && unix.SetNonblock(pidfd, true) == nil {
+		f := os.NewFile(uintptr(pidfd), "pidfd")
+		if raw, err := f.SyscallConn(); err == nil {
+			_ = raw.Read(func(fd uintptr) bool { // an error is one of the poller, and Wait does without it
+				polled := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+				n, err := unix.Poll(polled, 0)
+				return n != 0 || err != nil && !errors.Is(err, unix.EINTR)
+			})
+		}
+		_ = f.Close() // nothing was written
+	}
+	_ = cmd.Wait() // how it ended is told by its directory
 }
 
 // Attach connects to the supervisor that lives in the directory, and watches it. ErrGone if none does, or if it is
