@@ -162,6 +162,8 @@ func asked(r *record.Row) Object {
 	shared := List()
 	if ask.GetExclusive() {
 		shared = List("none")
+	} else if ask.GetOversubscribe() {
+		shared = List("oversubscribe")
 	}
 	return Object{
 		{"contiguous", false},

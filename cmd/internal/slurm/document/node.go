@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/muster-hpc/muster/cmd/internal/slurm/record"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 )
 
@@ -70,7 +71,7 @@ func Partition(p *apiv1.Partition, members int, nodes []*apiv1.Node) Object {
 		{"maximums", Object{{"nodes", most}, {"time", limit}}},
 		{"minimums", Object{{"nodes", 0}}},
 		{"partition", Object{{"state", List(state)}}},
-		{"priority", Object{{"job_factor", 1}, {"tier", p.GetPriorityTier()}}},
+		{"priority", Object{{"job_factor", 1}, {"tier", record.PriorityTier(p)}}},
 		{"exclusive", p.GetExclusive()},
 	}
 }

@@ -2,7 +2,8 @@
 // "JobID,State%20" (sacct).
 //
 // Invariants: a field never runs into the next: what is wider than its field is cut; unknown letters print nothing;
-// text between fields is kept as it is. Widths count characters, and no character is ever cut in two.
+// text between fields is kept as it is; control characters in values are
+// escaped. Widths count characters, and no character is ever cut in two.
 //
 // It is called by squeue, sinfo and sacct. It knows nothing of jobs and nodes.
 package format
@@ -12,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/muster-hpc/muster/cmd/internal/slurm/value"
 )
 
 // Field is a column that can be shown.
@@ -138,7 +141,7 @@ func (l *Layout[T]) AppendRow(to []byte, row T) []byte {
 	for i := range l.Columns {
 		c := &l.Columns[i]
 		if c.Field.Value != nil {
-			to = Pad(to, c.Field.Value(row), c.Width, c.Right)
+			to = Pad(to, value.Safe(c.Field.Value(row)), c.Width, c.Right)
 		}
 		to = append(to, c.Suffix...)
 	}
@@ -153,7 +156,7 @@ func (l *Layout[T]) Grown(rows []T) {
 			continue
 		}
 		for _, row := range rows {
-			c.Width = max(c.Width, utf8.RuneCountInString(c.Field.Value(row)))
+			c.Width = max(c.Width, utf8.RuneCountInString(value.Safe(c.Field.Value(row))))
 		}
 	}
 }
@@ -204,20 +207,19 @@ type SortKey struct {
 	Down bool
 }
 
-// SortKeys parses "P,t,-p".
-func SortKeys(text string) ([]SortKey, error) {
+// SortKeys parses "P,t,-p", also with "+" and "#" in front of letters. known tells which letters there are; what is none of
+// them, and a word of several, is an error.
+func SortKeys(text string, known func(letter byte) bool) ([]SortKey, error) {
 	var keys []SortKey
-	for i := 0; i < len(text); i++ {
-		switch c := text[i]; c {
-		case ',', ' ', '+', '#':
-		case '-':
-			if i+1 == len(text) {
-				return nil, fmt.Errorf("Invalid sort specification: %s", text)
-			}
-			i++
-			keys = append(keys, SortKey{text[i], true})
+	for word := range strings.SplitSeq(text, ",") {
+		word = strings.TrimSpace(word)
+		letter := strings.TrimLeft(word, "+-#")
+		switch {
+		case word == "": // "P,,t", or nothing at all
+		case len(letter) != 1 || !known(letter[0]):
+			return nil, fmt.Errorf("Invalid sort specification: %s", word)
 		default:
-			keys = append(keys, SortKey{c, false})
+			keys = append(keys, SortKey{letter[0], strings.Contains(word[:len(word)-1], "-")})
 		}
 	}
 	return keys, nil

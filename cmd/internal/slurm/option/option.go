@@ -48,7 +48,8 @@ type Option struct {
 	Only []string
 	// Harmless says why accepting the option without doing anything is true to its meaning.
 	Harmless string
-	// Env is the variable that gives the option where the command line and the script do not.
+	// Env is the variable that gives the option where the command line and the script do not; of several, divided by commas,
+	// the first that is set.
 	Env string
 }
 
@@ -244,22 +245,32 @@ func (t *Table) Environment(lookup func(string) (string, bool)) (*Set, error) {
 	set := &Set{}
 	for i := range t.Options {
 		o := &t.Options[i]
-		if o.Env == "" {
-			continue
-		}
-		value, ok := lookup(o.Env)
-		if !ok {
+		name, value := o.variable(lookup)
+		if name == "" {
 			continue
 		}
 		if o.Arity == None && (value == "0" || strings.EqualFold(value, "no") || strings.EqualFold(value, "false")) {
 			continue // "SLURM_LABELIO=0" does not ask for labels
 		}
 		if o.Refuses(value) {
-			return nil, fmt.Errorf("variable %s: %w", o.Env, &RefusedError{Option: o, Text: value})
+			return nil, fmt.Errorf("variable %s: %w", name, &RefusedError{Option: o, Text: value})
 		}
 		set.put(o, value, o.Arity != None && value != "")
 	}
 	return set, nil
+}
+
+// variable returns the first variable of the option that is set, and its value; the name is empty if none is.
+func (o *Option) variable(lookup func(string) (string, bool)) (name, value string) {
+	if o.Env == "" {
+		return "", ""
+	}
+	for name := range strings.SplitSeq(o.Env, ",") {
+		if value, ok := lookup(name); ok {
+			return name, value
+		}
+	}
+	return "", ""
 }
 
 // Value is one option as it was given.

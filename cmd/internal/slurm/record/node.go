@@ -210,3 +210,11 @@ func OwnerJobs(n *apiv1.Node) []uint32 {
 	}
 	return jobs
 }
+
+// PriorityTier is the tier of a partition; one that was not given is 1, as in Slurm.
+func PriorityTier(p *apiv1.Partition) uint32 {
+	if tier := p.GetPriorityTier(); tier != 0 {
+		return tier
+	}
+	return 1
+}

@@ -356,8 +356,11 @@ func (r *Row) AllocTres() string {
 
 // OverSubscribe tells whether its nodes may be shared.
 func (r *Row) OverSubscribe() string {
-	if r.Job.GetSpec().GetResources().GetExclusive() {
+	switch ask := r.Job.GetSpec().GetResources(); {
+	case ask.GetExclusive():
 		return "NO"
+	case ask.GetOversubscribe():
+		return "YES"
 	}
 	return "OK"
 }

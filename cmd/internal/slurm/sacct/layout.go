@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/muster-hpc/muster/cmd/internal/slurm/option"
+	"github.com/muster-hpc/muster/cmd/internal/slurm/value"
 )
 
 // Layouts of Slurm.
@@ -85,7 +86,7 @@ func (l layout) write(to io.Writer, lines []*line) error {
 		}
 	}
 	for _, row := range lines {
-		l.put(out, func(f field) string { return f.value(row) })
+		l.put(out, func(f field) string { return value.Safe(f.value(row)) })
 	}
 	return out.Flush()
 }

@@ -32,7 +32,7 @@ func Table() *option.Table {
 		{Long: "admin-comment", Arity: required, Refused: "jobs have no comment of an administrator"},
 		{Long: "batch", Short: 'b', Arity: none, Help: "signal the batch shell only", Env: "SCANCEL_BATCH"},
 		{Long: "clusters", Short: 'M', Arity: required, Meta: "NAMES", Help: "must name this cluster, or all", Env: "SLURM_CLUSTERS"},
-		{Long: "cron", Arity: none, Help: "also jobs of scrontab", Harmless: "there is no scrontab"},
+		{Long: "cron", Arity: none, Help: "also jobs of scrontab", Harmless: "there is no scrontab", Env: "SCANCEL_CRON"},
 		{Long: "ctld", Arity: none, Help: "ask a controller", Harmless: "a controller is always asked", Env: "SCANCEL_CTLD"},
 		{Long: "full", Short: 'f', Arity: none, Help: "signal the batch shell and all steps", Env: "SCANCEL_FULL"},
 		{Long: "help", Arity: none, Help: "this text"},
@@ -324,7 +324,11 @@ func (r *request) call(ctx context.Context, s *session.Session, cluster session.
 		if !gone {
 			code = 1
 		}
-		if !quiet && (!gone || verbose) {
+		// A step that its job does not have is said, as by Slurm, but is no failure either.
+		noStep := step != nil && refusal.GetReason() == "STEP_UNKNOWN"
+		if noStep && !quiet {
+			s.Errorf("Kill job error on job step id %d.%s: %s", filter.GetJobIds()[0], record.StepName(*step), submit.Summary(refusal))
+		} else if !quiet && (!gone || verbose) {
 			s.Errorf("Kill job error on %s: %s", strings.Replace(refusal.GetSubject(), "job ", "job id ", 1), submit.Summary(refusal))
 		}
 	}

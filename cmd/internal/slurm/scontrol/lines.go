@@ -282,7 +282,7 @@ func partitionLines(p *apiv1.Partition, members []*apiv1.Node) []string {
 		"   DefaultTime=" + limit(p.GetDefaultTimeS(), "NONE") + " DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 Hidden=NO",
 		"   MaxNodes=" + most + " MaxTime=" + limit(p.GetMaxTimeS(), "UNLIMITED") + " MinNodes=0 LLN=NO MaxCPUsPerNode=UNLIMITED",
 		"   Nodes=" + record.NodeNames(members),
-		fmt.Sprintf("   PriorityJobFactor=1 PriorityTier=%d RootOnly=NO ReqResv=NO OverSubscribe=%s", p.GetPriorityTier(), share),
+		fmt.Sprintf("   PriorityJobFactor=1 PriorityTier=%d RootOnly=NO ReqResv=NO OverSubscribe=%s", record.PriorityTier(p), share),
 		"   OverTimeLimit=NONE PreemptMode=OFF",
 		fmt.Sprintf("   State=%s TotalCPUs=%d TotalNodes=%d SelectTypeParameters=NONE", state, cpus, len(members)),
 		"   JobDefaults=(null)",

@@ -13,6 +13,7 @@ import (
 	"github.com/muster-hpc/muster/cmd/internal/slurm/fetch"
 	"github.com/muster-hpc/muster/cmd/internal/slurm/record"
 	"github.com/muster-hpc/muster/cmd/internal/slurm/session"
+	"github.com/muster-hpc/muster/cmd/internal/slurm/value"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	"github.com/muster-hpc/muster/proto/notation"
 )
@@ -74,6 +75,9 @@ func show(ctx context.Context, c *call) error {
 func (c *call) print(records [][]string, tail string) error {
 	out := bufio.NewWriter(c.s.Stdout)
 	for _, lines := range records {
+		for i, line := range lines {
+			lines[i] = value.Safe(line)
+		}
 		if c.options.Has("oneliner") {
 			for i, line := range lines {
 				lines[i] = strings.TrimSpace(line)

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/muster-hpc/muster/cmd/internal/slurm/value"
 	"github.com/muster-hpc/muster/ops/version"
 	"github.com/muster-hpc/muster/proto/muster/api/v1/apiv1connect"
 	"github.com/muster-hpc/muster/proto/muster/node/v1/nodev1connect"
@@ -127,7 +128,8 @@ func (s *Session) Errorf(format string, args ...any) {
 	s.Line("error: "+format, args...)
 }
 
-// Line prints "PROGRAM: …" to Stderr; every further line of the message gets the program's name as well.
+// Line prints "PROGRAM: …" to Stderr; every further line of the message gets the program's name as well, and other control
+// characters are escaped.
 func (s *Session) Line(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	prefix := s.Program + ": "
@@ -135,7 +137,7 @@ func (s *Session) Line(format string, args ...any) {
 		text, prefix = rest, prefix+"error: "
 	}
 	for line := range strings.SplitSeq(text, "\n") {
-		fmt.Fprintf(s.Stderr, "%s%s\n", prefix, line)
+		fmt.Fprintf(s.Stderr, "%s%s\n", prefix, value.Safe(line))
 	}
 }
 

@@ -186,7 +186,7 @@ var letters = map[byte]field{
 	'N': {Header: "NODELIST", Value: func(g *group) string { return record.NodeNames(g.nodes) }},
 	'o': {Header: "NODE_ADDR", Value: first(address)},
 	'O': {Header: "CPU_LOAD", Value: constant("N/A")},
-	'p': {Header: "PRIO_TIER", Value: func(g *group) string { return strconv.Itoa(int(g.partition.GetPriorityTier())) }},
+	'p': {Header: "PRIO_TIER", Value: func(g *group) string { return strconv.Itoa(int(record.PriorityTier(g.partition))) }},
 	'P': {Header: "PARTITION", Value: partitionStar},
 	'r': {Header: "ROOT", Value: constant("no")},
 	'R': {Header: "PARTITION", Value: func(g *group) string { return g.partition.GetName() }},

@@ -159,6 +159,14 @@ func (q *query) parse() error {
 	if v, ok := o.Get("json"); ok && v.Given && !document.Speaks(v.Text) {
 		return fmt.Errorf("--json=%s: only %s is spoken", v.Text, document.Parser)
 	}
+	if v, ok := o.Get("Format"); ok {
+		q.useNames(v.Text)
+	}
+	if v, ok := o.Get("sort"); ok {
+		if _, err := format.SortKeys(v.Text, func(letter byte) bool { return letters[letter].Value != nil }); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -346,6 +354,9 @@ func (q *query) list(ctx context.Context, s *session.Session) int {
 		return writeJSON(s, groups, cluster.ClusterName())
 	}
 	var out []byte
+	if len(q.unknown) > 0 && len(q.layout.Columns) == 0 {
+		return 0
+	}
 	if q.every > 0 || q.options.Has("long") {
 		out = append(out, list.Now.Format("Mon Jan 02 15:04:05 2006\n")...)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/muster-hpc/muster/cmd/internal/slurm/value"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	"github.com/muster-hpc/muster/proto/notation"
+	"github.com/muster-hpc/muster/rpc"
 )
 
 // Layouts of Slurm.
@@ -260,7 +261,7 @@ func (q *query) readLayout() error {
 	if v, ok := o.Get("sort"); ok {
 		defaultKeys = v.Text
 	}
-	keys, err := format.SortKeys(defaultKeys)
+	keys, err := format.SortKeys(defaultKeys, func(letter byte) bool { return numeric[letter] != nil || letters[letter].Value != nil })
 	q.keys = keys
 	return err
 }
@@ -274,6 +275,13 @@ func list(ctx context.Context, s *session.Session, q *query) int {
 	}
 	if name := q.options.Text("clusters"); name != "" && !session.NamesCluster(name, cluster.ClusterName()) {
 		s.Errorf("'%s' can't be reached now, or it is an invalid entry for --cluster.\nThis is cluster %s; there is no other here.", name, cluster.ClusterName())
+		return 1
+	}
+	if name, err := q.strange(ctx, cluster); err != nil {
+		fmt.Fprintln(s.Stderr, fetch.Error("slurm_load_node", err))
+		return 1
+	} else if name != "" {
+		s.Errorf("Invalid node name %s", name)
 		return 1
 	}
 	json := q.options.Has("json")
@@ -298,8 +306,32 @@ func list(ctx context.Context, s *session.Session, q *query) int {
 	return q.write(s.Stdout, rows)
 }
 
-// write prints header and rows.
+// strange returns the first node of --nodelist that the cluster does not have; empty if there is none.
+func (q *query) strange(ctx context.Context, cluster session.Cluster) (string, error) {
+	names := q.filter.GetNodes()
+	if len(names) == 0 {
+		return "", nil
+	}
+	answer, err := cluster.Cluster().ListNodes(ctx, &apiv1.ListNodesRequest{Names: names})
+	if detail := rpc.Detail(err); detail.GetReason() == "NODE_UNKNOWN" {
+		return strings.TrimPrefix(detail.GetSubject(), "node "), nil
+	}
+	if err != nil {
+		return "", err
+	}
+	for _, name := range names {
+		if !slices.ContainsFunc(answer.GetNodes(), func(n *apiv1.Node) bool { return n.GetSpec().GetName() == name }) {
+			return name, nil
+		}
+	}
+	return "", nil
+}
+
+// write prints header and rows; a layout without any field prints nothing.
 func (q *query) write(to io.Writer, rows []*row) int {
+	if len(q.unknown) > 0 && len(q.layout.Columns) == 0 {
+		return 0
+	}
 	var out []byte
 	if !q.options.Has("noheader") {
 		out = q.layout.AppendHeader(out)

@@ -289,6 +289,7 @@ func Resources(o *option.Set) (*apiv1.ResourceRequest, error) {
 		}
 		r.Exclusive = true
 	}
+	r.Oversubscribe = o.Has("oversubscribe")
 	for _, read := range []func(*option.Set, *apiv1.ResourceRequest) error{readHosts, readMemory, readGPUs} {
 		if err := read(o, r); err != nil {
 			return nil, err

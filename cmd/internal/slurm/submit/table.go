@@ -20,6 +20,14 @@ const (
 	samePlace      = "there is one cluster here"
 )
 
+// either is a variable of the command, and the one that all commands share.
+func either(env, name string) string {
+	if env == "SLURM_" {
+		return "SLURM_" + name
+	}
+	return env + name + ",SLURM_" + name
+}
+
 // common are the options that sbatch and srun share. env is the prefix of their variables.
 func common(env string) []option.Option {
 	const none, required, optional = option.None, option.Required, option.Optional
@@ -30,7 +38,7 @@ func common(env string) []option.Option {
 		{Long: "bbf", Arity: required, Refused: laterBurst},
 		{Long: "begin", Short: 'b', Arity: required, Meta: "TIME", Help: "do not start before this time (16:00, now+1hour, 2026-12-01T08:00)"},
 		{Long: "cluster-constraint", Arity: required, Refused: samePlace},
-		{Long: "clusters", Short: 'M', Arity: required, Meta: "NAME", Help: "must name this cluster, or all"},
+		{Long: "clusters", Short: 'M', Arity: required, Meta: "NAME", Help: "must name this cluster, or all", Env: either(env, "CLUSTERS")},
 		{Long: "comment", Arity: required, Meta: "TEXT", Help: "text kept with the job"},
 		{Long: "constraint", Short: 'C', Arity: required, Refused: laterFeatures, Env: env + "CONSTRAINT"},
 		{Long: "container", Arity: required, Refused: laterContainer, Env: env + "CONTAINER"},
@@ -57,7 +65,7 @@ func common(env string) []option.Option {
 		{Long: "gpus-per-task", Arity: required, Meta: "[TYPE:]N", Help: "GPUs of each task, seen by it alone", Env: env + "GPUS_PER_TASK"},
 		{Long: "gres", Arity: required, Meta: "gpu[:TYPE][:N]", Help: "GPUs on each node, as a generic resource", Env: env + "GRES"},
 		{Long: "gres-flags", Arity: required, Refused: laterBinding, Env: env + "GRES_FLAGS"},
-		{Long: "hint", Arity: required, Refused: laterBinding, Env: env + "HINT"},
+		{Long: "hint", Arity: required, Refused: laterBinding, Env: either(env, "HINT")},
 		{Long: "hold", Short: 'H', Arity: none, Help: "submit held; scontrol release lets it go"},
 		{Long: "job-name", Short: 'J', Arity: required, Meta: "NAME", Help: "name of the job", Env: env + "JOB_NAME"},
 		{Long: "licenses", Short: 'L', Arity: required, Refused: laterLicenses},
@@ -83,7 +91,7 @@ func common(env string) []option.Option {
 		{Long: "oom-kill-step", Arity: optional, Refused: "a task that is killed for memory ends by itself"},
 		{Long: "open-mode", Arity: required, Meta: "append|truncate", Help: "append to output files, or truncate them", Env: env + "OPEN_MODE"},
 		{Long: "overcommit", Short: 'O', Arity: none, Refused: "every task gets its own CPUs", Env: env + "OVERCOMMIT"},
-		{Long: "oversubscribe", Short: 's', Arity: none, Help: "allow sharing of resources", Harmless: "no partition here oversubscribes, and then Slurm does the same"},
+		{Long: "oversubscribe", Short: 's', Arity: none, Help: "agree to share resources, kept and shown: no partition here oversubscribes"},
 		{Long: "partition", Short: 'p', Arity: required, Meta: "NAMES", Help: "partitions in order of preference", Env: env + "PARTITION"},
 		{Long: "power", Arity: required, Refused: laterPower, Env: env + "POWER"},
 		{Long: "prefer", Arity: required, Refused: laterFeatures, Env: env + "PREFER"},
@@ -111,7 +119,7 @@ func common(env string) []option.Option {
 		{Long: "uid", Arity: required, Meta: "USER", Help: "must name the caller"},
 		{Long: "usage", Arity: none, Help: "a short list of options"},
 		{Long: "use-min-nodes", Arity: none, Refused: "the planner takes as few nodes as fit", Env: env + "USE_MIN_NODES"},
-		{Long: "verbose", Short: 'v', Arity: none, Help: "say more"},
+		{Long: "verbose", Short: 'v', Arity: none, Help: "say more", Env: env + "DEBUG"},
 		{Long: "version", Short: 'V', Arity: none, Help: "the release of Slurm whose dialect is spoken"},
 		{Long: "wckey", Arity: required, Meta: "KEY", Help: "the user's own key, kept and shown", Env: env + "WCKEY"},
 		{Long: "help", Short: 'h', Arity: none, Help: "this text"},
