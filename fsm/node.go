@@ -175,6 +175,9 @@ func (m *Machine) fenceNode(f *logv1.FenceNode) *logv1.Result {
 		return refused(refuse("NODE_UNKNOWN", fmt.Sprintf("node %d", f.Node), "there is no node with the number %d", f.Node))
 	}
 	subject := "node " + n.Spec.Name
+	if f.JobId != 0 {
+		return m.fenceAttempt(f, n)
+	}
 	switch {
 	case f.Epoch == 0 || f.Epoch > n.Epoch:
 		return refused(refuse("NODE_EPOCH", subject, "node %s is in epoch %d; %d cannot be fenced", n.Spec.Name, n.Epoch, f.Epoch))
@@ -185,6 +188,29 @@ func (m *Machine) fenceNode(f *logv1.FenceNode) *logv1.Result {
 		n = m.provedDead(n)
 	}
 	n = m.fence(n, f.Epoch, f.PoweredOff)
+	return &logv1.Result{NodeNumber: n.Number, NodeEpoch: n.Epoch}
+}
+
+// fenceAttempt accounts for one attempt on a node where it has stopped itself. The node's own state does not matter.
+func (m *Machine) fenceAttempt(f *logv1.FenceNode, n *apiv1.Node) *logv1.Result {
+	subject := jobSubject(f.JobId)
+	a := m.s.Attempt(f.JobId, f.Attempt)
+	if a == nil {
+		return refused(refuse("ATTEMPT_UNKNOWN", subject, "job %d has no attempt %d", f.JobId, f.Attempt))
+	}
+	if slices.Contains(a.Unaccounted, n.Number) {
+		h, index := holding(a, n.Number)
+		switch {
+		case f.PoweredOff || !m.s.Job(f.JobId).Spec.AutomaticRecovery:
+			return refused(refuse("ATTEMPT_GOES_ON", subject, "job %d does not stop itself without a lease: node %s must account for it", f.JobId, n.Spec.Name))
+		case index >= 0 && (a.State == attemptPreparing || a.State == attemptRunning):
+			return refused(refuse("ATTEMPT_LIVE", subject, "attempt %d of job %d has not ended; it is ended before it is accounted for", a.Number, f.JobId))
+		case h.epoch > f.Epoch:
+			return refused(refuse("NODE_EPOCH", subject, "attempt %d of job %d was placed on node %s in epoch %d, not by %d", a.Number, f.JobId,
+				n.Spec.Name, h.epoch, f.Epoch))
+		}
+		m.account(a, n.Number)
+	}
 	return &logv1.Result{NodeNumber: n.Number, NodeEpoch: n.Epoch}
 }
 

@@ -268,6 +268,13 @@ func (w *walk) losing() (*apiv1.Principal, proto.Message) {
 	case x < 3:
 		return member, &logv1.LoseNode{Node: number, Epoch: n.GetEpoch(), Sentence: "silent"}
 	case x < 6:
+		if a := w.someAttempt(); a != nil && w.chance(60) {
+			one := &logv1.FenceNode{Node: number, Epoch: n.GetEpoch() - uint32(w.rng.Intn(2)), JobId: a.JobId, Attempt: a.Number, PoweredOff: w.chance(5)}
+			if len(a.Unaccounted) > 0 && w.chance(80) {
+				one.Node = pick(w, a.Unaccounted)
+			}
+			return member, one
+		}
 		return member, &logv1.FenceNode{Node: number, Epoch: n.GetEpoch() - uint32(w.rng.Intn(2)), PoweredOff: w.chance(30)}
 	}
 	r := &apiv1.UpdateNodesRequest{Names: []string{fmt.Sprintf("n%d", number)}, Reason: "why not"}

@@ -609,6 +609,8 @@ func (w *twin) fence(c *logv1.FenceNode) string {
 	switch {
 	case n == nil:
 		return "NODE_UNKNOWN"
+	case c.JobId != 0:
+		return w.fenceAttempt(c)
 	case c.Epoch == 0 || c.Epoch > n.epoch:
 		return "NODE_EPOCH"
 	case c.Epoch == n.epoch && n.up:
@@ -620,6 +622,27 @@ func (w *twin) fence(c *logv1.FenceNode) string {
 	w.accountAll(c.Node, func(j *twinJob, s twinShare) bool {
 		return s.epoch <= c.Epoch && (c.PoweredOff || j.spec.AutomaticRecovery)
 	})
+	return ""
+}
+
+func (w *twin) fenceAttempt(c *logv1.FenceNode) string {
+	j := w.jobs[c.JobId]
+	if j == nil || c.Attempt == 0 || int(c.Attempt) > len(j.attempts) {
+		return "ATTEMPT_UNKNOWN"
+	}
+	a := j.attempts[c.Attempt-1]
+	s, has := a.shares[c.Node]
+	switch {
+	case !has:
+		return ""
+	case c.PoweredOff || !j.spec.AutomaticRecovery:
+		return "ATTEMPT_GOES_ON"
+	case a.live() && !s.leftover:
+		return "ATTEMPT_LIVE"
+	case s.epoch > c.Epoch:
+		return "NODE_EPOCH"
+	}
+	w.account(j, a, c.Node)
 	return ""
 }
 

@@ -1,8 +1,10 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -38,6 +40,9 @@ func boundsOf(v *fsm.View) bounds {
 // given for the way.
 func (b bounds) overdue() time.Duration { return b.lease / 2 }
 
+// declared names a declaration: about a node, or about one job there.
+type declared struct{ node, job uint32 }
+
 // survey is what one look over the nodes found.
 type survey struct {
 	bounds
@@ -46,11 +51,21 @@ type survey struct {
 	silent  map[uint32]bool
 	lose    []*apiv1.Node
 	fence   []*apiv1.Node
+	// expired are nodes that are up and have had no grant for so long that what stops itself there has done so.
+	expired map[uint32]bool
+	stopped []stopped
+}
+
+// stopped is an attempt that has stopped itself on a node that is silent, though not for long enough to be lost: it ended before, or its
+// peers broke with it.
+type stopped struct {
+	node    *apiv1.Node
+	attempt *apiv1.Attempt
 }
 
 // look over all nodes at a time.
 func (l *liveness) look(v *fsm.View, at time.Time) survey {
-	s := survey{bounds: boundsOf(v), silent: map[uint32]bool{}}
+	s := survey{bounds: boundsOf(v), silent: map[uint32]bool{}, expired: map[uint32]bool{}}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for n := range v.Nodes() {
@@ -71,11 +86,72 @@ func (l *liveness) look(v *fsm.View, at time.Time) survey {
 		if silence > s.lease {
 			s.silent[n.Number] = true
 		}
+		if at.Sub(x.granted) >= s.lease+s.window {
+			s.expired[n.Number] = true
+		}
 		if silence >= s.lost {
 			s.lose = append(s.lose, n)
 		}
 	}
+	for n := range s.expired {
+		s.findStopped(v, v.Node(n))
+	}
+	slices.SortFunc(s.stopped, func(a, b stopped) int {
+		return cmp.Or(cmp.Compare(a.attempt.JobId, b.attempt.JobId), cmp.Compare(a.attempt.Number, b.attempt.Number),
+			cmp.Compare(a.node.Number, b.node.Number))
+	})
 	return s
+}
+
+// findStopped finds what has stopped itself on a node without a lease and needs no more evidence: attempts that ended or left the node,
+// and those whose tasks on all other nodes ended, some with an error.
+func (s *survey) findStopped(v *fsm.View, n *apiv1.Node) {
+	for a := range v.NodeAttempts(n.Number) {
+		if j := v.Job(a.JobId); j == nil || !j.Spec.AutomaticRecovery {
+			continue
+		}
+		if !live(a, n.Number) || s.brokenByPeers(v, a) {
+			s.stopped = append(s.stopped, stopped{n, a})
+		}
+	}
+}
+
+// live tells whether an attempt has not ended on a node that is in its present placement.
+func live(a *apiv1.Attempt, node uint32) bool {
+	if a.State != apiv1.AttemptState_ATTEMPT_STATE_PREPARING && a.State != apiv1.AttemptState_ATTEMPT_STATE_RUNNING {
+		return false
+	}
+	return slices.ContainsFunc(a.Placement.GetGroups(), func(g *apiv1.NodeGroup) bool { return slices.Contains(g.Nodes, node) })
+}
+
+// brokenByPeers tells whether a step of a running attempt has ended on every node that has a lease, with an error somewhere.
+func (s *survey) brokenByPeers(v *fsm.View, a *apiv1.Attempt) bool {
+	if a.State != apiv1.AttemptState_ATTEMPT_STATE_RUNNING {
+		return false
+	}
+	for step := range v.AttemptSteps(a.JobId, a.Number) {
+		if step.State != apiv1.StepState_STEP_STATE_RUNNING || len(step.Unreported) == 0 {
+			continue
+		}
+		waits := slices.ContainsFunc(step.Unreported, func(n uint32) bool { return !s.expired[n] })
+		failed := slices.ContainsFunc(step.Exits, func(x *apiv1.TaskExit) bool { return x.Code != 0 || x.Signal != 0 })
+		if !waits && failed {
+			return true
+		}
+	}
+	return false
+}
+
+// concluding is the command that ends such an attempt, or accounts for it on the node if it has ended there.
+func (s survey) concluding(x stopped) *logv1.Command {
+	if live(x.attempt, x.node.Number) {
+		return &logv1.Command{Op: &logv1.Command_EndAttempt{EndAttempt: &logv1.EndAttempt{
+			JobId: x.attempt.JobId, Fence: x.attempt.Fence, Failure: apiv1.FailureClass_FAILURE_CLASS_HARDWARE, FaultNode: x.node.Number,
+			Sentence: fmt.Sprintf("node %s was not heard of for %v, and the tasks on the other nodes failed", x.node.Spec.Name, s.lease+s.window),
+		}}}
+	}
+	return &logv1.Command{Op: &logv1.Command_FenceNode{FenceNode: &logv1.FenceNode{
+		Node: x.node.Number, Epoch: x.node.Epoch, JobId: x.attempt.JobId, Attempt: x.attempt.Number}}}
 }
 
 // losing is the command that declares a node lost.
@@ -105,7 +181,7 @@ func stopsItself(v *fsm.View, n *apiv1.Node) bool {
 
 // loss is the duty that declares silent nodes lost, and accounts for attempts there that stop themselves.
 func (r *reign) loss(ctx context.Context) error {
-	later := map[uint32]time.Time{} // declarations that did not succeed
+	later := map[declared]time.Time{} // declarations that did not succeed
 	for pause(ctx, lossEvery) {
 		v := r.cfg.Replica.View()
 		if !v.Bootstrapped() {
@@ -123,9 +199,10 @@ func (r *reign) loss(ctx context.Context) error {
 		r.alarm("overdue", "")
 		var wg sync.WaitGroup
 		var mu sync.Mutex
-		declare := func(n *apiv1.Node, what string, cmd *logv1.Command) {
+		declare := func(n *apiv1.Node, job uint32, what string, cmd *logv1.Command) {
+			key := declared{n.Number, job}
 			mu.Lock()
-			wait := at.Before(later[n.Number])
+			wait := at.Before(later[key])
 			mu.Unlock()
 			if wait {
 				return
@@ -143,20 +220,23 @@ func (r *reign) loss(ctx context.Context) error {
 					return
 				}
 				mu.Lock()
-				later[n.Number] = time.Now().Add(lossRetry)
+				later[key] = time.Now().Add(lossRetry)
 				mu.Unlock()
 			})
 		}
 		for _, n := range s.lose {
-			declare(n, "lost", s.losing(n))
+			declare(n, 0, "lost", s.losing(n))
 		}
 		for _, n := range s.fence {
-			declare(n, "fenced", fencing(n))
+			declare(n, 0, "fenced", fencing(n))
+		}
+		for _, x := range s.stopped {
+			declare(x.node, x.attempt.JobId, fmt.Sprintf("without job %d", x.attempt.JobId), s.concluding(x))
 		}
 		wg.Wait()
-		for number, until := range later {
+		for key, until := range later {
 			if at.After(until) {
-				delete(later, number)
+				delete(later, key)
 			}
 		}
 	}

@@ -23,7 +23,7 @@ type Manual struct {
 	gate    *gate
 	at      time.Time
 	waits   map[sched.JobID]bool // placements that were decided and whose outcome is not known
-	retry   map[uint32]time.Time // declarations of nodes
+	retry   map[declared]time.Time
 	last    *sched.Decisions
 	pruning uint32
 }
@@ -31,7 +31,7 @@ type Manual struct {
 // NewManual begins a term. id is the member that leads, began the time at which every lease counts as granted.
 func NewManual(id string, term uint64, began time.Time, faults Faults) *Manual {
 	c := New(Config{Log: slog.New(slog.DiscardHandler), Faults: faults})
-	m := &Manual{at: began, waits: map[sched.JobID]bool{}, retry: map[uint32]time.Time{}}
+	m := &Manual{at: began, waits: map[sched.JobID]bool{}, retry: map[declared]time.Time{}}
 	m.r = &reign{
 		c: c, cfg: &c.cfg, log: c.cfg.Log.With("member", id), term: term, began: began, nodes: newLiveness(began), suspects: newSignal(),
 		ready: newSignal(), alarms: map[string]string{}, joining: map[string]chan struct{}{},
@@ -130,17 +130,20 @@ func (m *Manual) Watch(v *fsm.View, at time.Time) []*logv1.Command {
 		return nil
 	}
 	var commands []*logv1.Command
-	declare := func(n *apiv1.Node, cmd *logv1.Command) {
-		if !at.Before(m.retry[n.Number]) {
-			m.retry[n.Number] = at.Add(lossRetry)
+	declare := func(n *apiv1.Node, job uint32, cmd *logv1.Command) {
+		if key := (declared{n.Number, job}); !at.Before(m.retry[key]) {
+			m.retry[key] = at.Add(lossRetry)
 			commands = append(commands, m.decided(cmd))
 		}
 	}
 	for _, n := range s.lose {
-		declare(n, s.losing(n))
+		declare(n, 0, s.losing(n))
 	}
 	for _, n := range s.fence {
-		declare(n, fencing(n))
+		declare(n, 0, fencing(n))
+	}
+	for _, x := range s.stopped {
+		declare(x.node, x.attempt.JobId, s.concluding(x))
 	}
 	return commands
 }

@@ -377,7 +377,9 @@ func (a *agent) sync() {
 			continue
 		}
 		actual := &nodev1.ActualAttempt{JobId: at.JobId, Fence: at.Fence, State: nodev1.WorkState_WORK_STATE_PREPARED, Address: a.name}
-		if at.Placement.Groups[0].Nodes[0] == a.number {
+		if v.Job(at.JobId).Spec.Kind == apiv1.JobKind_JOB_KIND_RUN {
+			actual.Steps = []*nodev1.ActualStep{{StepId: 0, State: nodev1.WorkState_WORK_STATE_PREPARED}}
+		} else if at.Placement.Groups[0].Nodes[0] == a.number {
 			actual.Steps = []*nodev1.ActualStep{{StepId: fsm.BatchStep, State: nodev1.WorkState_WORK_STATE_PREPARED, Port: 29500}}
 		}
 		b.Actual = append(b.Actual, actual)

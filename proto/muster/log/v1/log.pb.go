@@ -2015,7 +2015,12 @@ type FenceNode struct {
 	// Attempts placed at or below this epoch are meant.
 	Epoch uint32 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Also for attempts that do not stop themselves: an operator or a power fence said that the node is off.
-	PoweredOff    bool `protobuf:"varint,3,opt,name=powered_off,json=poweredOff,proto3" json:"powered_off,omitempty"`
+	PoweredOff bool `protobuf:"varint,3,opt,name=powered_off,json=poweredOff,proto3" json:"powered_off,omitempty"`
+	// Only this job's attempt is meant; 0 means all. The node may be up then: it is silent for long enough that the attempt has stopped
+	// itself there, and not for long enough that the node counts as lost. The attempt must have ended, or left the node.
+	JobId uint32 `protobuf:"varint,4,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	// Attempt of that job.
+	Attempt       uint32 `protobuf:"varint,5,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2069,6 +2074,20 @@ func (x *FenceNode) GetPoweredOff() bool {
 		return x.PoweredOff
 	}
 	return false
+}
+
+func (x *FenceNode) GetJobId() uint32 {
+	if x != nil {
+		return x.JobId
+	}
+	return 0
+}
+
+func (x *FenceNode) GetAttempt() uint32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
 }
 
 // UpdateNodes drains, resumes or declares nodes dead.
@@ -3420,12 +3439,14 @@ const file_muster_log_v1_log_proto_rawDesc = "" +
 	"\bLoseNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x1a\n" +
-	"\bsentence\x18\x03 \x01(\tR\bsentence\"V\n" +
+	"\bsentence\x18\x03 \x01(\tR\bsentence\"\x87\x01\n" +
 	"\tFenceNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x1f\n" +
 	"\vpowered_off\x18\x03 \x01(\bR\n" +
-	"poweredOff\"J\n" +
+	"poweredOff\x12\x15\n" +
+	"\x06job_id\x18\x04 \x01(\rR\x05jobId\x12\x18\n" +
+	"\aattempt\x18\x05 \x01(\rR\aattempt\"J\n" +
 	"\vUpdateNodes\x12;\n" +
 	"\arequest\x18\x01 \x01(\v2!.muster.api.v1.UpdateNodesRequestR\arequest\"\x84\x01\n" +
 	"\tConfigure\x12B\n" +
