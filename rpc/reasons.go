@@ -12,6 +12,8 @@ const (
 	ReasonNotLeader = "NOT_LEADER"
 	// ReasonNoLeader: no leader was found until the deadline.
 	ReasonNoLeader = "NO_LEADER"
+	// ReasonNoQuorum: too few controllers answer each other for a leader. Nothing was proposed by the answering controller.
+	ReasonNoQuorum = "NO_QUORUM"
 	// ReasonBehind: the answering controller has not applied what the caller has seen.
 	ReasonBehind = "BEHIND"
 	// ReasonQuarantined: the answering controller's state is damaged or differs from the others'; it serves nothing.
@@ -50,6 +52,7 @@ const (
 var codes = map[string]connect.Code{
 	ReasonNotLeader:       connect.CodeFailedPrecondition,
 	ReasonNoLeader:        connect.CodeUnavailable,
+	ReasonNoQuorum:        connect.CodeUnavailable,
 	ReasonBehind:          connect.CodeUnavailable,
 	ReasonQuarantined:     connect.CodeUnavailable,
 	ReasonOutcomeUnknown:  connect.CodeUnavailable,

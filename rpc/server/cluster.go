@@ -3,6 +3,7 @@ package server
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -46,6 +47,9 @@ func (s clusterService) ListNodes(ctx context.Context, request *apiv1.ListNodesR
 	slices.SortFunc(response.Nodes, func(a, b *apiv1.Node) int {
 		return notation.Compare(a.Spec.GetName(), b.Spec.GetName())
 	})
+	if request.Read.GetConsistency() != apiv1.ReadConsistency_READ_CONSISTENCY_STALE {
+		response.Silent = s.silentOf(ctx, response.Nodes)
+	}
 	return response, nil
 }
 
@@ -132,6 +136,29 @@ func (s clusterService) GetCluster(ctx context.Context, request *apiv1.GetCluste
 	return response, nil
 }
 
+// silentOf returns those of some nodes that are up but silent, as the leader says; none if it can't be asked.
+func (s *Server) silentOf(ctx context.Context, nodes []*apiv1.Node) []*apiv1.SilentNode {
+	var all []*apiv1.SilentNode
+	leader, service := s.peers.leader(ctx)
+	switch {
+	case leader.IsSelf:
+		all = s.control.Silent()
+	case service != nil:
+		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+		defer cancel()
+		status, err := service.Status(ctx, &peerv1.StatusRequest{SilentNodes: true})
+		if err != nil {
+			s.log.Debug("the leader did not say which nodes are silent", "error", err)
+		}
+		all = status.GetSilent()
+	}
+	up := map[uint32]bool{}
+	for _, node := range nodes {
+		up[node.Number] = node.State == apiv1.NodeState_NODE_STATE_UP
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(n *apiv1.SilentNode) bool { return !up[n.Node] })
+}
+
 // members lists the controllers as Raft and the state know them: by name, then id.
 func (s *Server) members(view *fsm.View) []*apiv1.Member {
 	leader := s.replica.Leader()
@@ -155,7 +182,7 @@ func (s *Server) members(view *fsm.View) []*apiv1.Member {
 	return list
 }
 
-// askMembers fills in what only the members themselves know.
+// askMembers fills in what only the members themselves know, and what is wrong with them.
 func (s *Server) askMembers(ctx context.Context, members []*apiv1.Member) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -164,20 +191,65 @@ func (s *Server) askMembers(ctx context.Context, members []*apiv1.Member) {
 		if member.Id == s.replica.ID() {
 			member.AppliedIndex = s.replica.View().Revision().GetIndex()
 			member.Quarantine = s.replica.Quarantined()
+			if s.replica.DiskFull() {
+				member.Troubles = append(member.Troubles, diskFull)
+			}
+			group.Go(func() {
+				if address := s.twin(ctx, []string{member.ApiAddress}); address != "" {
+					member.Troubles = append(member.Troubles, "a copy of it answers at "+address)
+				}
+			})
 			continue
 		}
 		if member.ApiAddress == "" {
+			member.Troubles = append(member.Troubles, "has not announced itself yet")
 			continue
 		}
 		group.Go(func() {
 			status, err := s.peers.at(member.ApiAddress).Status(ctx, &peerv1.StatusRequest{})
-			if err == nil && status.GetMember().GetId() == member.Id {
+			switch {
+			case errors.Is(err, rpc.ErrWrongPeer):
+				member.Troubles = append(member.Troubles, "its certificate is not accepted: "+rpc.Sentence(err))
+			case err != nil:
+				member.Troubles = append(member.Troubles, "does not answer")
+			case status.GetMember().GetId() != member.Id:
+				member.Troubles = append(member.Troubles, "another controller answers at its address: "+status.GetMember().GetId())
+			default:
 				member.AppliedIndex = status.Member.AppliedIndex
 				member.Quarantine = status.Member.Quarantine
+				if status.DiskFull {
+					member.Troubles = append(member.Troubles, diskFull)
+				}
 			}
 		})
 	}
 	group.Wait()
+	newest := uint64(0)
+	for _, member := range members {
+		newest = max(newest, member.AppliedIndex)
+	}
+	for _, member := range members {
+		if lacks := newest - member.AppliedIndex; member.AppliedIndex > 0 && lacks >= behindEntries {
+			member.Troubles = append(member.Troubles, fmt.Sprintf("%d entries behind", lacks))
+		}
+	}
+}
+
+const diskFull = "disk full"
+
+// changed lists the members after a change: with a leader, if one is found soon, and with what they say of themselves.
+func (s *Server) changed(ctx context.Context) *apiv1.ChangeMemberResponse {
+	waiting, cancel := context.WithTimeout(ctx, newLeaderWait)
+	defer cancel()
+	for {
+		changed := s.replica.LeaderChanged() // before Leader, so that no change is missed
+		if s.replica.Leader().ID != "" || pause(waiting, newLeaderWait, changed) != nil {
+			break
+		}
+	}
+	members := s.members(s.replica.View())
+	s.askMembers(ctx, members)
+	return &apiv1.ChangeMemberResponse{Members: members}
 }
 
 // ChangeMember adds, promotes or removes a controller, moves leadership or raises the level. Each of these may be asked
@@ -201,7 +273,7 @@ func (s clusterService) ChangeMember(ctx context.Context, request *apiv1.ChangeM
 		if result.Refusal != nil {
 			return nil, rpc.FromDetail(result.Refusal)
 		}
-		return &apiv1.ChangeMemberResponse{Members: s.members(s.replica.View())}, nil
+		return s.changed(ctx), nil
 	}
 	// Moving leadership to "any other" must not be done again by the other: it is done once somebody else leads.
 	change, isTransfer := request.Change.(*apiv1.ChangeMemberRequest_Transfer)
@@ -225,7 +297,7 @@ func (s clusterService) ChangeMember(ctx context.Context, request *apiv1.ChangeM
 	if err != nil {
 		return nil, err
 	}
-	return &apiv1.ChangeMemberResponse{Members: s.members(s.replica.View())}, nil
+	return s.changed(ctx), nil
 }
 
 // PutBlob stores a piece of a blob.

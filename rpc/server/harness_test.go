@@ -59,6 +59,7 @@ type fakeReplica struct {
 	quarantined string
 
 	paused     atomic.Bool // answers nothing
+	full       atomic.Bool // its disk
 	loseAnswer atomic.Int32
 	readIndex  atomic.Int32
 	proposals  atomic.Int32
@@ -73,6 +74,7 @@ type fakeControl struct {
 	beats   []*peerv1.Beat
 	batches int
 	refuse  map[uint32]bool
+	silent  []*apiv1.SilentNode
 	block   chan struct{} // if not nil: wait for it
 }
 
@@ -121,6 +123,12 @@ func (c *fakeControl) JoinNode(ctx context.Context, request *peerv1.JoinNodeRequ
 }
 
 func (c *fakeControl) Status() *apiv1.SchedulerStatus { return &apiv1.SchedulerStatus{Passes: 7} }
+
+func (c *fakeControl) Silent() []*apiv1.SilentNode {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.silent
+}
 
 func (c *fakeControl) seen() (beats []*peerv1.Beat, batches int) {
 	c.mu.Lock()
@@ -286,6 +294,8 @@ func (r *fakeReplica) Transfer(_ context.Context, id string) error {
 	}
 	return replica.ErrUnknownMember
 }
+
+func (r *fakeReplica) DiskFull() bool { return r.full.Load() }
 
 func (r *fakeReplica) DigestAt(index uint64) (uint64, bool) { return 42, index == 5 }
 

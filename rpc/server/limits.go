@@ -35,6 +35,9 @@ const (
 	// maxHookOutput bounds what is read of it.
 	maxHookOutput = 1 << 20
 
+	// stepPageBytes ends a page of ListJobs with all_steps after the job whose steps reach it.
+	stepPageBytes = 8 << 20
+
 	// watchBatch bounds the items of one message of a watch.
 	watchBatch = 1000
 	// watchPause is the shortest time between two messages of a watch, so that bursts are one message.
@@ -44,6 +47,14 @@ const (
 
 	// statusTimeout is how long another controller may take to say how it is, for GetCluster.
 	statusTimeout = 400 * time.Millisecond
+	// noQuorumAfter is how long there may be no leader before the others are asked whether they are there: an election is over
+	// by then. quorumCheck is how often they are asked.
+	noQuorumAfter = 3 * time.Second
+	quorumCheck   = 500 * time.Millisecond
+	// behindEntries is how many entries a controller may lack before that is called trouble.
+	behindEntries = 500
+	// newLeaderWait is how long an answer to a change of members waits for the leader that it shows.
+	newLeaderWait = 2 * time.Second
 	// beatBatch bounds the beats of one message to the leader.
 	beatBatch = 4096
 	// announcePause and joinPause are the waits between tries.

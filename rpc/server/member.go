@@ -34,6 +34,14 @@ func (s *Server) announce(ctx context.Context) {
 			}
 			continue
 		}
+		if address := s.twin(ctx, []string{view.Member(s.replica.ID()).GetApiAddress()}); address != "" {
+			s.log.Error("not announced: another process answers with this controller's id, so that one of the two has a copied data directory",
+				"id", s.replica.ID(), "address", address)
+			if pause(ctx, time.Minute, nil) != nil {
+				return
+			}
+			continue
+		}
 		trying, cancel := context.WithTimeout(ctx, silenceOfLeader)
 		result, err := s.propose(trying, &logv1.Command{Principal: s.principal(),
 			Op: &logv1.Command_AnnounceMember{AnnounceMember: &logv1.AnnounceMember{Member: member}}}, true)

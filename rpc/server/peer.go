@@ -161,6 +161,9 @@ func (s *Server) changeMember(ctx context.Context, request *apiv1.ChangeMemberRe
 		}
 	case *apiv1.ChangeMemberRequest_Transfer:
 		if change.Transfer != s.replica.ID() {
+			if err := s.mayLead(ctx, change.Transfer); err != nil {
+				return nil, err
+			}
 			err = s.replica.Transfer(ctx, change.Transfer)
 		}
 	case *apiv1.ChangeMemberRequest_RaiseLevel:
@@ -174,6 +177,24 @@ func (s *Server) changeMember(ctx context.Context, request *apiv1.ChangeMemberRe
 		return nil, s.memberError(err)
 	}
 	return &apiv1.ChangeMemberResponse{Members: s.members(s.replica.View())}, nil
+}
+
+// mayLead refuses to hand over to a member that says that its disk is full: it could store nothing. Who does not answer the question
+// may still take over.
+func (s *Server) mayLead(ctx context.Context, id string) error {
+	address := s.peers.announced(id)
+	if address == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	status, err := s.peers.at(address).Status(ctx, &peerv1.StatusRequest{})
+	if err != nil || status.GetMember().GetId() != id || !status.DiskFull {
+		return nil
+	}
+	name := status.Member.GetName()
+	return rpc.Refuse(connect.CodeFailedPrecondition, rpc.ReasonDiskFull, "controller "+name, fmt.Sprintf(
+		"the disk of controller %s is full, so that it can't lead: make room there first, or choose another one", name))
 }
 
 // memberError turns what the replica says of members into refusals.
@@ -223,7 +244,7 @@ func (s *Server) principal() *apiv1.Principal {
 }
 
 // Status tells how this controller is.
-func (s peerService) Status(context.Context, *peerv1.StatusRequest) (*peerv1.StatusResponse, error) {
+func (s peerService) Status(_ context.Context, request *peerv1.StatusRequest) (*peerv1.StatusResponse, error) {
 	view, leader := s.replica.View(), s.replica.Leader()
 	response := &peerv1.StatusResponse{
 		Member: &apiv1.Member{
@@ -239,12 +260,17 @@ func (s peerService) Status(context.Context, *peerv1.StatusRequest) (*peerv1.Sta
 		},
 		Term:     leader.Term,
 		Revision: view.Revision(),
+		DiskFull: s.replica.DiskFull(),
+		LeaderId: leader.ID,
 	}
 	for _, server := range s.replica.Servers() {
 		response.Member.Voter = response.Member.Voter || server.ID == s.replica.ID() && server.Voter
 	}
 	if leader.IsSelf {
 		response.Scheduler = s.control.Status()
+		if request.GetSilentNodes() {
+			response.Silent = s.control.Silent()
+		}
 	}
 	return response, nil
 }

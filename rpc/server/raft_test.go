@@ -45,6 +45,8 @@ func (c idleControl) JoinNode(context.Context, *peerv1.JoinNodeRequest) (*nodev1
 	return nil, errors.New("not in this test")
 }
 
+func (c idleControl) Silent() []*apiv1.SilentNode { return nil }
+
 func (c idleControl) Status() *apiv1.SchedulerStatus { return nil }
 
 // raftNode is a controller with real Raft on real sockets.

@@ -118,7 +118,7 @@ func (b *readBatcher) index(ctx context.Context) (uint64, error) {
 	case <-round.done:
 		return round.index, round.err
 	case <-ctx.Done():
-		return 0, b.server.noLeader("a read", errNoLeader, ctx.Err())
+		return 0, b.server.noLeader(aRead, nil, errNoLeader, ctx.Err())
 	}
 }
 
@@ -143,7 +143,7 @@ func (b *readBatcher) run() {
 // anew, because the leader may be another by then.
 func (s *Server) readIndex(ctx context.Context) (uint64, error) {
 	var index uint64
-	err := s.onLeader(ctx, "a read",
+	err := s.onLeader(ctx, aRead,
 		func(error) bool { return true },
 		func(ctx context.Context) (err error) {
 			ctx, cancel := context.WithTimeout(ctx, silenceOfLeader)

@@ -45,6 +45,7 @@ type Replica interface {
 	DigestAt(index uint64) (uint64, bool)
 	Quarantine(reason string)
 	Quarantined() string
+	DiskFull() bool
 }
 
 // Control is the part of the leader's hands that handlers need. On a follower its methods return Config.ErrNotLeading.
@@ -52,6 +53,7 @@ type Control interface {
 	ReportLiveness(context.Context, []*peerv1.Beat) (*peerv1.ReportLivenessResponse, error)
 	JoinNode(context.Context, *peerv1.JoinNodeRequest) (*nodev1.JoinResponse, error)
 	Status() *apiv1.SchedulerStatus
+	Silent() []*apiv1.SilentNode
 }
 
 // Faults are bugs that tests plant to prove that they would be noticed.
@@ -102,6 +104,7 @@ type Server struct {
 
 	caughtUp atomic.Bool // a read has been linearizable since the start
 	blocked  atomic.Pointer[string]
+	noQuorum atomic.Pointer[string] // why there is no leader, if too few controllers are there
 
 	// background owns what calls leave behind; Run waits for it.
 	background sync.WaitGroup
@@ -168,6 +171,7 @@ func (s *Server) Run(ctx context.Context) error {
 	var group sync.WaitGroup
 	group.Go(func() { s.hub.run(ctx) })
 	group.Go(func() { s.announce(ctx) })
+	group.Go(func() { s.watchQuorum(ctx) })
 	<-ctx.Done()
 	s.Drain()
 	s.end()

@@ -31,6 +31,7 @@ func (s *Server) onLeader(ctx context.Context, what string, again func(error) bo
 	ctx, cancel := deadline(ctx)
 	defer cancel()
 	var last error
+	var sent error // the first error after which something may have been written
 	for {
 		changed := s.replica.LeaderChanged() // before Leader, so that no change is missed
 		leader, service := s.peers.leader(ctx)
@@ -46,19 +47,27 @@ func (s *Server) onLeader(ctx context.Context, what string, again func(error) bo
 		if err == nil {
 			return nil
 		}
+		if sent == nil && what != aRead && !s.unsent(err) {
+			sent = err
+		}
 		if ctx.Err() != nil {
-			return s.noLeader(what, last, err)
+			return s.noLeader(what, sent, last, err)
 		}
 		if !again(err) {
 			return s.translate(err)
 		}
 		last = err
+		if sent == nil { // a later "no leader" does not make it certain that nothing was written
+			if refusal := s.withoutQuorum(); refusal != nil {
+				return refusal
+			}
+		}
 		wait := retryPause
 		if leader.ID == "" {
-			wait = silenceOfLeader // it will end when there is one
+			wait = quorumCheck // it ends when there is a leader; by then it may be known that there can't be one
 		}
 		if pause(ctx, wait, changed) != nil {
-			return s.noLeader(what, last, err)
+			return s.noLeader(what, sent, last, err)
 		}
 	}
 }
@@ -99,7 +108,7 @@ func (s *Server) unsent(err error) bool {
 		return true
 	}
 	switch rpc.Reason(err) {
-	case rpc.ReasonNotLeader, rpc.ReasonNoLeader, rpc.ReasonShuttingDown:
+	case rpc.ReasonNotLeader, rpc.ReasonNoLeader, rpc.ReasonNoQuorum, rpc.ReasonShuttingDown:
 		return true
 	}
 	return false
@@ -184,12 +193,18 @@ func (s *Server) notLeader() error {
 	return rpc.WithDetail(connect.CodeFailedPrecondition, detail)
 }
 
-// noLeader is what a caller is told whose deadline passed.
-func (s *Server) noLeader(what string, last, err error) error {
-	if last == nil {
+// aRead is what onLeader does for reads, which change nothing: whether they were answered is never in doubt.
+const aRead = "a read"
+
+// noLeader is what a caller is told whose deadline passed. Sent is the error after which something may have been written, if any.
+func (s *Server) noLeader(what string, sent, last, err error) error {
+	switch {
+	case sent != nil:
+		last = sent
+	case last == nil:
 		last = err
 	}
-	if s.unsent(last) && (s.unsent(err) || isContext(err)) {
+	if sent == nil {
 		return rpc.Refuse(connect.CodeUnavailable, rpc.ReasonNoLeader, "controller "+s.self.GetName(), fmt.Sprintf(
 			"controller %s found no leader for %s in time (%s); a quorum of controllers must be up and connected: see `muster cluster`",
 			s.self.GetName(), what, rpc.Sentence(last)))
