@@ -48,6 +48,8 @@ type Config struct {
 	Supervisor string
 	// BindCPUs binds tasks to the CPUs of their allocation; only where CPUs were detected, not declared.
 	BindCPUs bool
+	// Commands is a directory of commands that jobs find at the end of their PATH, absolute; empty means none.
+	Commands string
 	// Blobs remembers scripts and environments; nil means one for this agent alone.
 	Blobs *BlobCache
 	// Joined is called each time a controller admitted the agent; it must not block.
@@ -67,6 +69,8 @@ type Agent struct {
 	boot     func() time.Duration
 	lock     *os.File
 	instance *apiv1.Instance
+	// reborn: the directory was that of the node before the machine was booted anew.
+	reborn bool
 	// kernelBoot is the kernel's boot id, which supervisors know; the instance's may be a declared one.
 	kernelBoot string
 	journal    *journal.Journal
@@ -172,7 +176,7 @@ func (a *Agent) open() error {
 	if boot == "" {
 		boot = a.kernelBoot
 	}
-	if a.instance, err = loadInstance(filepath.Join(a.cfg.Dir, "instance"), boot); err != nil {
+	if a.instance, a.reborn, err = loadInstance(filepath.Join(a.cfg.Dir, "instance"), boot); err != nil {
 		return err
 	}
 	var damage *journal.Damage
@@ -263,6 +267,9 @@ func (a *Agent) stopTimers() {
 	a.stopped = true
 	if a.sweep != nil {
 		a.sweep.Stop()
+	}
+	if a.lease.watch != nil {
+		a.lease.watch.Stop()
 	}
 	for _, at := range a.attempts {
 		for _, s := range at.steps {

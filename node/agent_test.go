@@ -287,16 +287,16 @@ func TestATakenNameIsTriedForTwoLeasesThenSaidClearly(t *testing.T) {
 
 func TestAnInstanceLastsABoot(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "instance")
-	a, err := loadInstance(path, "boot-1")
-	if err != nil {
-		t.Fatal(err)
+	a, reborn, err := loadInstance(path, "boot-1")
+	if err != nil || reborn {
+		t.Fatal(reborn, err)
 	}
-	b, err := loadInstance(path, "boot-1")
-	if err != nil || b.GetNonce() != a.GetNonce() {
+	b, reborn, err := loadInstance(path, "boot-1")
+	if reborn || err != nil || b.GetNonce() != a.GetNonce() {
 		t.Errorf("the same boot gave %v after %v (%v)", b, a, err)
 	}
-	c, err := loadInstance(path, "boot-2")
-	if err != nil || c.GetNonce() == a.GetNonce() || c.GetBootId() != "boot-2" {
+	c, reborn, err := loadInstance(path, "boot-2")
+	if err != nil || !reborn || c.GetNonce() == a.GetNonce() || c.GetBootId() != "boot-2" {
 		t.Errorf("another boot gave %v after %v (%v)", c, a, err)
 	}
 }

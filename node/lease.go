@@ -20,6 +20,13 @@ type lease struct {
 	granted uint64
 	// sent has the sending time of recent Syncs by sequence.
 	sent map[uint64]time.Duration
+
+	// watch fires when the lease is over, to say so; lost says that it did since the last grant.
+	watch *time.Timer
+	lost  bool
+	// grantedAt is when the last Sync that brought a grant was sent; tried are the controllers that failed since.
+	grantedAt time.Duration
+	tried     []string
 }
 
 // sending remembers when a Sync is sent.
@@ -40,7 +47,7 @@ func (l *lease) grant(g *nodev1.Grant) bool {
 	if end <= l.end {
 		return false
 	}
-	l.end = end
+	l.end, l.grantedAt, l.tried = end, sent, nil
 	l.deadline = max(l.deadline, end+time.Duration(g.GetFenceWindowMs())*time.Millisecond)
 	return true
 }
@@ -48,16 +55,47 @@ func (l *lease) grant(g *nodev1.Grant) bool {
 // leased reports whether work may be started now. a.mu is held.
 func (a *Agent) leased() bool { return a.boot() < a.lease.end }
 
-// takeGrant extends the lease and pushes the deadline down to the supervisors of attempts that stop themselves. a.mu is
+// watchLease arranges that the end of the lease is told when it comes. a.mu is held.
+func (a *Agent) watchLease() {
+	if a.lease.watch != nil {
+		a.lease.watch.Stop()
+	}
+	if !a.stopped {
+		a.lease.watch = time.AfterFunc(max(time.Millisecond, a.lease.end-a.boot()), a.leaseOver)
+	}
+}
+
+// leaseOver tells that the lease is lost, once.
+func (a *Agent) leaseOver() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case a.stopped || a.lease.lost:
+	case a.leased(): // the timer's clock is another than the lease's
+		a.watchLease()
+	default:
+		a.lease.lost = true
+		a.log.Warn("the lease is lost: no controller renewed it; nothing is started until one does, and work that stops itself "+
+			"is ended when its deadline comes", "since_last_grant", (a.boot() - a.lease.grantedAt).Round(time.Millisecond),
+			"deadline_in", (a.lease.deadline - a.boot()).Round(time.Millisecond), "tried", a.lease.tried, "asks_now", a.control.current)
+	}
+}
+
+// takeGrant extends the lease, which the named controller did, and pushes the deadline down to the supervisors of attempts that stop themselves. a.mu is
 // held.
-func (a *Agent) takeGrant(g *nodev1.Grant) {
-	was := a.leased()
+func (a *Agent) takeGrant(from string, g *nodev1.Grant) {
+	was, before := a.leased(), a.lease.grantedAt
 	if g == nil || !a.lease.grant(g) {
 		return
 	}
 	if !was {
 		a.poke(a.work) // what waited for a lease may start
 	}
+	if a.lease.lost && a.leased() {
+		a.lease.lost = false
+		a.log.Info("contact with the control plane is regained, the node has a lease again", "controller", from, "away_for", a.lease.grantedAt-before)
+	}
+	a.watchLease()
 	a.watchDeadline()
 	for _, at := range a.attempts {
 		for _, s := range at.steps {

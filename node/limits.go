@@ -70,6 +70,8 @@ const (
 	blobCacheBytes = 16 << 20
 	// accountTTL is how long a user's groups are remembered.
 	accountTTL = time.Minute
+	// tellAgain is the pause before the log says again why a step is not over.
+	tellAgain = time.Minute
 	// maxSentence bounds a sentence in a report, in bytes.
 	maxSentence = 1000
 )

@@ -312,7 +312,7 @@ func (a *Agent) plan(s *step, src source, who account, args, user []string) *sup
 	step := order.GetSteps()[0]
 	environments := environ.Tasks(environ.Request{
 		Node: a.cfg.Spec.GetName(), Cluster: a.clusterName(), AgentSocket: a.SocketPath(), Home: who.home, Shell: "/bin/sh",
-		Order: order, Step: step, User: user,
+		Order: order, Step: step, User: user, Commands: a.cfg.Commands,
 	})
 	a.mu.Lock()
 	defer a.mu.Unlock()

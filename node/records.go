@@ -55,23 +55,25 @@ func (a *Agent) cookie(order *nodev1.DesiredAttempt) string {
 	return hex.EncodeToString(h[:16])
 }
 
-// loadInstance reads who the agent is, or makes a new nonce if the machine was booted since.
-func loadInstance(path, boot string) (*apiv1.Instance, error) {
+// loadInstance reads who the agent is, or makes a new nonce if the machine was booted since. reborn says that there was
+// an instance of an earlier boot.
+func loadInstance(path, boot string) (_ *apiv1.Instance, reborn bool, _ error) {
 	data, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("read the agent's instance: %w", err)
+		return nil, false, fmt.Errorf("read the agent's instance: %w", err)
 	}
-	if fields := strings.Fields(string(data)); len(fields) == 2 && fields[0] == boot {
-		return &apiv1.Instance{BootId: boot, Nonce: fields[1]}, nil
+	fields := strings.Fields(string(data))
+	if len(fields) == 2 && fields[0] == boot {
+		return &apiv1.Instance{BootId: boot, Nonce: fields[1]}, false, nil
 	}
 	if boot == "" || strings.ContainsAny(boot, " \t\n") {
-		return nil, fmt.Errorf("the boot id %q is empty or contains blanks", boot)
+		return nil, false, fmt.Errorf("the boot id %q is empty or contains blanks", boot)
 	}
 	instance := &apiv1.Instance{BootId: boot, Nonce: rand.Text()}
 	if err := replaceFile(path, []byte(boot+" "+instance.Nonce+"\n"), true); err != nil {
-		return nil, fmt.Errorf("write the agent's instance: %w", err)
+		return nil, false, fmt.Errorf("write the agent's instance: %w", err)
 	}
-	return instance, nil
+	return instance, len(fields) == 2, nil
 }
 
 // replaceFile writes a file so that a kill leaves either the old or the new one. With durable it survives a crash of

@@ -61,6 +61,12 @@ type step struct {
 	signalled uint32
 	limitS    uint32
 
+	// said is the last sentence of its supervisor, told when it was in the log, by the boot-time clock; stopped: the log
+	// says that the deadline ended it.
+	said    string
+	told    time.Duration
+	stopped bool
+
 	// reported: the end is in the journal, or was; report is the line's number, 0 if another process wrote it.
 	reported bool
 	report   uint64
@@ -175,6 +181,7 @@ func (a *Agent) observe(s *step, state *supervisorv1.StepState) (final bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	was := s.phase
+	a.tell(s, state)
 	s.startNS = state.GetStartBootNs()
 	s.signalled = max(s.signalled, state.GetSignalsDelivered())
 	switch state.GetPhase() {
@@ -210,6 +217,26 @@ func endsOf(state *supervisorv1.StepState) []*apiv1.TaskExit {
 		}
 	}
 	return ends
+}
+
+// tell logs what the administrator of the node should know of a step: that the deadline ended it, and why its end does
+// not come to an end, again every minute while that lasts. a.mu is held.
+func (a *Agent) tell(s *step, state *supervisorv1.StepState) {
+	if state.GetDeadline() && !s.stopped {
+		s.stopped, s.said = true, state.GetSentence()
+		a.log.Warn("a step was stopped because the lease was not renewed until its deadline", "step", label(s.key, s.id))
+	}
+	sentence := state.GetSentence()
+	fresh := sentence != s.said
+	s.said = sentence
+	if state.GetPhase() != supervisorv1.Phase_PHASE_ENDING || sentence == "" {
+		s.told = 0 // what it says before its end is for the user
+		return
+	}
+	if fresh || s.told != 0 && a.boot()-s.told >= tellAgain {
+		s.told = a.boot()
+		a.log.Warn("a step is ending but not over", "step", label(s.key, s.id), "why", sentence, "dir", s.dir)
+	}
 }
 
 // command tells the supervisor everything that is ordered and was not told.
@@ -350,6 +377,7 @@ func (a *Agent) discard(s *step) {
 // finish puts a step's end into the journal; false if ctx ended before.
 func (a *Agent) finish(ctx context.Context, s *step, state *supervisorv1.StepState) bool {
 	a.mu.Lock()
+	a.tell(s, state)
 	s.final = state
 	s.startNS = max(s.startNS, state.GetStartBootNs())
 	s.closePort()

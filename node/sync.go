@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -28,8 +29,9 @@ type control struct {
 	desired     []*nodev1.DesiredAttempt
 	// sequence of the last Sync sent.
 	sequence uint64
-	// rejoin: a controller said that the node must join again.
+	// rejoin: a controller said that the node must join again. joins counts the admissions.
 	rejoin bool
+	joins  int
 }
 
 func compareRevisions(a, b *apiv1.Revision) int {
@@ -99,11 +101,15 @@ func (a *Agent) join(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		a.log.Warn("a controller did not admit the node", "controller", address, "retry_in", wait, "err", err)
-		switch detail := a.cfg.Refusal(err); detail.GetReason() {
+		detail := a.cfg.Refusal(err)
+		if detail.GetReason() != "NODE_NAME_TAKEN" {
+			a.log.Warn("a controller did not admit the node", "controller", address, "retry_in", wait, "err", err)
+		}
+		switch detail.GetReason() {
 		case "NODE_NAME_TAKEN":
 			if takenSince == 0 {
 				takenSince = a.boot()
+				a.nameTaken(detail)
 			}
 			if a.boot()-takenSince > 2*a.leaseLength() {
 				return fmt.Errorf("%w: %s (tried for %s)", ErrNotAdmitted, detail.GetSentence(), (a.boot() - takenSince).Round(time.Second))
@@ -122,6 +128,17 @@ func (a *Agent) join(ctx context.Context) error {
 	}
 }
 
+// nameTaken says once why the agent is not admitted yet.
+func (a *Agent) nameTaken(detail *apiv1.ErrorDetail) {
+	if a.reborn {
+		a.log.Info("this machine was booted anew; the agent waits until the lease of the node's former life is over",
+			"at_most", 2*a.leaseLength())
+		return
+	}
+	a.log.Warn("the node's name is taken; the agent waits whether the one who has it is gone when its lease is over",
+		"at_most", 2*a.leaseLength(), "said", detail.GetSentence())
+}
+
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d/2+1) }
 
 func (a *Agent) leaseLength() time.Duration {
@@ -137,6 +154,8 @@ func (a *Agent) leaseLength() time.Duration {
 func (a *Agent) joined(res *nodev1.JoinResponse) {
 	a.mu.Lock()
 	c := &a.control
+	again := c.joins > 0 && c.number == res.GetNumber() && c.epoch == res.GetEpoch() && c.cluster == res.GetClusterName()
+	c.joins++
 	c.number, c.epoch, c.cluster, c.settings = res.GetNumber(), res.GetEpoch(), res.GetClusterName(), res.GetSettings()
 	c.setMembers(res.GetMembers())
 	if compareRevisions(res.GetRevision(), c.seen) > 0 {
@@ -144,7 +163,11 @@ func (a *Agent) joined(res *nodev1.JoinResponse) {
 	}
 	c.holds, c.rejoin = nil, false
 	a.mu.Unlock()
-	a.log.Info("joined", "number", res.GetNumber(), "epoch", res.GetEpoch(), "cluster", res.GetClusterName())
+	level := slog.LevelInfo
+	if again { // nothing that was not said before
+		level = slog.LevelDebug
+	}
+	a.log.Log(context.Background(), level, "joined", "number", res.GetNumber(), "epoch", res.GetEpoch(), "cluster", res.GetClusterName())
 	if a.cfg.Joined != nil {
 		a.cfg.Joined(res)
 	}
@@ -157,8 +180,10 @@ type exchange struct {
 	sentAt   time.Duration
 	hold     time.Duration
 	// last is the number of the last report in it; 0 if it had none.
-	last   uint64
-	warm   bool
+	last uint64
+	warm bool
+	// joins is the number of admissions before it was sent.
+	joins  int
 	cancel context.CancelFunc
 }
 
@@ -234,7 +259,7 @@ func (t *talk) send(ctx context.Context, warm bool) {
 	}
 	a.mu.Lock()
 	c := &a.control
-	x := &exchange{address: c.pick(a.cfg.Spec.GetName()), hold: a.holdTime(), warm: warm, sentAt: a.boot()}
+	x := &exchange{address: c.pick(a.cfg.Spec.GetName()), hold: a.holdTime(), warm: warm, joins: c.joins, sentAt: a.boot()}
 	if warm {
 		x.address, x.hold = c.after(x.address), 0
 	}
@@ -324,6 +349,9 @@ func (t *talk) failed(ctx context.Context, x *exchange, err error) error {
 	a.mu.Lock()
 	next := a.control.turn(a.cfg.Spec.GetName())
 	round := max(1, len(a.control.addresses))
+	if !slices.Contains(a.lease.tried, x.address) {
+		a.lease.tried = append(a.lease.tried, x.address)
+	}
 	a.mu.Unlock()
 	t.fails++
 	level := a.log.Debug
@@ -349,9 +377,10 @@ func (a *Agent) take(x *exchange, res *nodev1.SyncResponse) (idle bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := &a.control
-	a.takeGrant(res.GetGrant())
+	a.takeGrant(x.address, res.GetGrant())
 	if res.GetRejoin() {
-		c.rejoin = true
+		// Several Syncs may be out: what one says that was sent before the last admission is answered by that.
+		c.rejoin = c.rejoin || x.joins == c.joins
 		return false
 	}
 	if res.GetSettings() != nil {

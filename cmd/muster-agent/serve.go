@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -58,7 +59,7 @@ func serveNode(ctx context.Context, d declared, supervisor string, blobs *node.B
 	var once sync.Once
 	agent, err := node.Open(node.Config{
 		Dir: dir, Spec: spec, BootID: d.BootID, Addresses: d.Controllers, Controllers: controllers{calls}, Refusal: rpc.Detail,
-		Supervisor: supervisor, BindCPUs: bind, Blobs: blobs, Log: log,
+		Supervisor: supervisor, Commands: commands(), BindCPUs: bind, Blobs: blobs, Log: log,
 		Joined: func(*nodev1.JoinResponse) { once.Do(func() { out.print("ready %s %s", d.Name, spec.AgentAddress) }) },
 	})
 	if err != nil {
@@ -66,6 +67,19 @@ func serveNode(ctx context.Context, d declared, supervisor string, blobs *node.B
 	}
 	err = answer(ctx, agent, identity, listener, d.Name, log)
 	return errors.Join(err, agent.Close())
+}
+
+// commands returns the directory with the commands that have Slurm's names, beside this program; empty if there is none.
+func commands() string {
+	self, err := os.Executable()
+	if err != nil {
+		return ""
+	}
+	dir := filepath.Join(filepath.Dir(self), "slurm")
+	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+		return ""
+	}
+	return dir
 }
 
 // answer runs the agent and what it answers; it ends when the agent does.

@@ -35,3 +35,14 @@ func TestABatchScriptsStepsWaitForItsNodesAgent(t *testing.T) {
 	}
 	c.WaitState(cluster.Slack(30*time.Second), id, "COMPLETED")
 }
+
+func TestAScriptWithoutTheUsersEnvironmentFindsTheCommands(t *testing.T) {
+	c := cluster.Up(t, "--nodes", "2")
+	script := c.Script("bare.sh", "#!/bin/sh\nsrun -n1 echo found\n")
+	id := c.Must(c.Dir, "sbatch", "--parsable", "--export=NONE", script)
+	c.WaitState(cluster.Slack(30*time.Second), id, "COMPLETED", "FAILED")
+	output, err := os.ReadFile(filepath.Join(c.Dir, "slurm-"+id+".out"))
+	if err != nil || string(output) != "found\n" {
+		t.Errorf("the script wrote %q (%v)", output, err)
+	}
+}

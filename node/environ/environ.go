@@ -1,6 +1,7 @@
 package environ
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -23,6 +24,8 @@ type Request struct {
 	Cluster string
 	// AgentSocket is the path of the local agent's socket.
 	AgentSocket string
+	// Commands is a directory with the cluster's commands, for the end of PATH; empty if there is none.
+	Commands string
 	// Home and Shell are those of the user's account; empty if unknown.
 	Home, Shell string
 	// Order is the attempt as the controllers want it here.
@@ -123,6 +126,9 @@ func (r Request) account(v *vars) {
 	v.setDefault("LOGNAME", user)
 	v.setDefault("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin")
 	v.setDefault("TMPDIR", "/tmp")
+	if path := v.get("PATH"); r.Commands != "" && !slices.Contains(strings.Split(path, ":"), r.Commands) {
+		v.set("PATH", path+":"+r.Commands)
+	}
 }
 
 // job sets what is the same in every step of the job.

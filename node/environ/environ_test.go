@@ -239,6 +239,20 @@ func TestNothingOfAnotherJobLeaksIn(t *testing.T) {
 	}
 }
 
+func TestTheClustersCommandsAreAtTheEndOfThePath(t *testing.T) {
+	for _, c := range []struct{ user, commands, want string }{
+		{"PATH=/a:/b", "/opt/muster/slurm", "/a:/b:/opt/muster/slurm"},
+		{"PATH=/opt/muster/slurm:/b", "/opt/muster/slurm", "/opt/muster/slurm:/b"},
+		{"PATH=/a", "", "/a"},
+		{"X=1", "/s", "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/s"}, // --export=NONE
+	} {
+		got := environment(Tasks(Request{Node: "n1", Order: job(0), Step: batchStep(), User: []string{c.user}, Commands: c.commands})[0])
+		if got["PATH"] != c.want {
+			t.Errorf("of %s and %q became %q", c.user, c.commands, got["PATH"])
+		}
+	}
+}
+
 func TestARestartSaysSo(t *testing.T) {
 	order := job(0)
 	order.Fence = &apiv1.Fence{Incarnation: 2, Attempt: 3, Placement: 4}
