@@ -113,7 +113,10 @@ func (a *app) followAttempt(ctx context.Context, c *client.Client, r logRequest)
 		rank := uint32(r.rank)
 		o.OnlyStdout, o.OnlyStderr = &rank, &rank
 	}
-	_, err := launch.Attach(ctx, c, o)
+	outcome, err := launch.Attach(ctx, c, o)
+	if err == nil && outcome.Cut {
+		return &exitError{code: exitFailed}
+	}
 	if err != nil && !r.stepGiven {
 		job, lookErr := c.Jobs().GetJob(ctx, &apiv1.GetJobRequest{JobId: r.job})
 		if lookErr == nil && !slices.ContainsFunc(job.Steps, func(s *apiv1.Step) bool { return s.Attempt == r.attempt && s.Id == r.step }) {

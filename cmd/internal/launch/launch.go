@@ -21,8 +21,11 @@ const (
 	stepPoll = 20 * time.Second
 	// stepWait is how long an agent may wait for the step to appear on its node.
 	stepWait = 10 * time.Second
-	// drainAfterEnd is how long a silent agent is waited for once the controllers know the step's end.
+	// drainAfterEnd is how long a silent agent is waited for once the controllers know the step's end. It is counted in
+	// looks drainLook apart at which nothing came and nothing was being written, so that neither a slow reader of the
+	// output nor a process that was stopped counts as a silent agent.
 	drainAfterEnd = 5 * time.Second
+	drainLook     = 250 * time.Millisecond
 	// retryFirst and retryMost bound the pause before an agent or the controllers are asked again.
 	retryFirst = 20 * time.Millisecond
 	retryMost  = time.Second
@@ -58,7 +61,7 @@ type Options struct {
 	OnlyStdout, OnlyStderr *uint32
 	// NoStdout and NoStderr leave a stream out: it goes to a file that the user named.
 	NoStdout, NoStderr bool
-	// FirstEnd, if set, is called once, when all tasks of one node have ended and other nodes have not told their ends.
+	// FirstEnd, if set, is called once, when the first task has ended and others run.
 	FirstEnd func()
 	// Quiet leaves out the messages about how tasks ended.
 	Quiet bool
@@ -76,6 +79,8 @@ type Outcome struct {
 	Step *apiv1.Step
 	// Exits are the ends of all tasks that are known.
 	Exits []*apiv1.TaskExit
+	// Cut tells that output may be missing, which was said on Stderr; ExitCode is not 0 then.
+	Cut bool
 }
 
 // ErrOutput means that output could not be written: the reader of a pipe is gone or a disk is full.
@@ -92,8 +97,9 @@ func Attach(ctx context.Context, c Cluster, o Options) (Outcome, error) {
 // event is what goroutines tell the loop; one field is set.
 type event struct {
 	step   *apiv1.GetStepResponse
-	reader *nodeReader
+	reader *nodeReader // with exits
 	exits  []*apiv1.TaskExit
+	first  bool // a task has ended
 	err    error
 }
 
@@ -107,7 +113,9 @@ type attachment struct {
 
 	step  *apiv1.Step
 	nodes map[string]*nodeReader // by agent address
-	ended <-chan time.Time       // runs from the moment the controllers know the end
+	ended *time.Ticker           // runs from the moment the controllers know the end
+	looks <-chan time.Time       // of ended
+	cut   bool                   // output may be missing
 
 	targetsMu sync.Mutex // guards targets, which the feeder reads
 	targets   []string   // agents that take stdin
@@ -120,11 +128,48 @@ type nodeReader struct {
 	cancel context.CancelFunc
 	done   bool
 	exits  []*apiv1.TaskExit
+	heard  uint64 // of contact, at the last look
+	silent int    // looks at which nothing had come
+
+	contact contact
+}
+
+// contact is what a reader lets the loop know of its agent.
+type contact struct {
+	mu      sync.Mutex
+	pieces  uint64 // messages that came
+	writing bool   // the reader writes, it does not wait for the agent
+	missing bool   // there was a gap
+	err     error  // why the last connection ended; nil while one is good
+}
+
+func (c *contact) came() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pieces, c.writing, c.err = c.pieces+1, true, nil
+}
+
+func (c *contact) waits() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.writing = false
+}
+
+func (c *contact) broke(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.writing, c.err = false, err
 }
 
 func (a *attachment) run(parent context.Context) (Outcome, error) {
 	ctx, cancel := context.WithCancel(parent)
-	defer func() { cancel(); a.group.Wait() }()
+	defer func() {
+		cancel()
+		a.group.Wait()
+		if a.ended != nil {
+			a.ended.Stop()
+		}
+	}()
 	step, shares := a.options.Created, a.options.Shares
 	if step == nil {
 		answer, err := a.cluster.Jobs().GetStep(ctx, a.question(0))
@@ -146,7 +191,7 @@ func (a *attachment) run(parent context.Context) (Outcome, error) {
 			return a.outcome(), parent.Err()
 		case <-a.printer.failed:
 			return a.outcome(), fmt.Errorf("%w: %w", ErrOutput, a.printer.err())
-		case <-a.ended:
+		case <-a.looks:
 			a.settle()
 		case e := <-a.events:
 			if err := a.take(ctx, e); err != nil {
@@ -155,6 +200,10 @@ func (a *attachment) run(parent context.Context) (Outcome, error) {
 		}
 	}
 	a.printer.flush()
+	if len(a.nodes) == 0 && a.step.GetStartTime() != nil {
+		a.cut = true
+		a.printer.message("error: step %d.%d has run, but its nodes are not known any more: its output cannot be read", a.options.Job, a.options.Step)
+	}
 	a.explain(ctx)
 	return a.outcome(), nil
 }
@@ -181,17 +230,25 @@ func (a *attachment) take(ctx context.Context, e event) error {
 	case e.step != nil:
 		a.adopt(ctx, e.step.GetStep(), e.step.GetShares())
 		if ended(e.step.GetStep()) && a.ended == nil {
-			a.ended = time.After(drainAfterEnd)
+			a.ended = time.NewTicker(drainLook)
+			a.looks = a.ended.C
 		}
+	case e.first:
+		a.firstEnd()
 	case e.reader != nil && !e.reader.done:
 		e.reader.done, e.reader.exits = true, e.exits
 		a.printer.report(e.reader.share.GetNode(), e.exits)
-		if first := a.options.FirstEnd; first != nil && !a.finished() {
-			a.options.FirstEnd = nil
-			first()
-		}
+		a.firstEnd()
 	}
 	return nil
+}
+
+// firstEnd tells the caller, once, that a task has ended and others run.
+func (a *attachment) firstEnd() {
+	if first := a.options.FirstEnd; first != nil && !a.finished() {
+		a.options.FirstEnd = nil
+		first()
+	}
 }
 
 // adopt takes the step's newest record: readers begin on nodes that are new, and stop on nodes that left the placement.
@@ -247,17 +304,37 @@ func (a *attachment) finished() bool {
 // what is known of their tasks.
 func (a *attachment) settle() {
 	for _, reader := range a.nodes {
-		if reader.done {
+		if reader.done || !reader.isSilent() {
 			continue
 		}
 		reader.cancel()
 		reader.done = true
 		reader.exits = within(a.step.GetExits(), reader.first, reader.share.GetTasks())
 		a.printer.report(reader.share.GetNode(), reader.exits)
-		if len(reader.exits) == 0 {
-			a.printer.message("error: %s: no word of its tasks; their output may be incomplete", reader.share.GetNode())
+		if a.step.GetStartTime() == nil && len(reader.exits) == 0 {
+			continue // its tasks were never executed: there is no output
 		}
+		a.cut = true
+		cause := fmt.Sprintf("its agent has sent nothing for %d s since the step ended", int(drainAfterEnd/time.Second))
+		reader.contact.mu.Lock()
+		if reader.contact.err != nil {
+			cause = fmt.Sprintf("its agent cannot be read: %v", reader.contact.err)
+		}
+		reader.contact.mu.Unlock()
+		a.printer.message("error: %s: output of its tasks may be missing: %s", reader.share.GetNode(), cause)
 	}
+}
+
+// isSilent counts one more look, and tells whether the agent has been silent for long enough.
+func (r *nodeReader) isSilent() bool {
+	r.contact.mu.Lock()
+	defer r.contact.mu.Unlock()
+	if r.contact.writing || r.contact.pieces != r.heard {
+		r.heard, r.silent = r.contact.pieces, 0
+		return false
+	}
+	r.silent++
+	return r.silent >= int(drainAfterEnd/drainLook)
 }
 
 // explain says why the step ended if it did not end by itself.
@@ -282,9 +359,12 @@ func (a *attachment) explain(ctx context.Context) {
 
 // outcome sums up what is known.
 func (a *attachment) outcome() Outcome {
-	o := Outcome{Step: a.step}
+	o := Outcome{Step: a.step, Cut: a.cut}
 	known := false
 	for _, reader := range a.nodes {
+		reader.contact.mu.Lock()
+		o.Cut = o.Cut || reader.contact.missing
+		reader.contact.mu.Unlock()
 		o.Exits = append(o.Exits, reader.exits...)
 		known = known || len(reader.exits) > 0
 	}
@@ -296,6 +376,9 @@ func (a *attachment) outcome() Outcome {
 	}
 	if o.ExitCode == 0 && ended(a.step) && a.step.GetState() != apiv1.StepState_STEP_STATE_COMPLETED {
 		o.ExitCode = 1
+	}
+	if o.Cut {
+		o.ExitCode = max(o.ExitCode, 1)
 	}
 	return o
 }

@@ -7,6 +7,9 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/muster-hpc/muster/cmd/internal/launch"
 	"github.com/muster-hpc/muster/cmd/internal/slurm/slurmtest"
@@ -134,6 +137,63 @@ func TestASilentAgentIsNotWaitedForAfterTheStepsEnd(t *testing.T) {
 		_, errs, outcome, err := attach(t, c, nil)
 		if err != nil || outcome.ExitCode != 143 || !strings.Contains(errs, "n2: tasks 2-3: Terminated\n") || !strings.HasSuffix(errs, "step 6.0: node n2 failed\n") {
 			t.Errorf("stderr %q, %+v, %v", errs, outcome, err)
+		}
+	})
+}
+
+// slow takes a minute for every piece.
+type slow struct{ slurmtest.Buffer }
+
+func (s *slow) Write(p []byte) (int, error) {
+	time.Sleep(time.Minute) // virtual
+	return s.Buffer.Write(p)
+}
+
+func TestASlowReaderOfTheOutputLosesNothingAfterTheStepsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cluster(t, &slurmtest.Agent{Pieces: []*nodev1.ReadOutputResponse{
+			slurmtest.Out(0, 0, "aaa"), slurmtest.Out(0, 3, "bbb"), slurmtest.Out(1, 0, "ccc"),
+		}, Exits: slurmtest.Ends(0, 2, 0, 0)})
+		c.StepList[0].State, c.StepList[0].StartTime = apiv1.StepState_STEP_STATE_COMPLETED, timestamppb.Now()
+		out := &slow{}
+		_, errs, outcome, err := attach(t, c, func(o *launch.Options) { o.Stdout = out })
+		if err != nil || out.String() != "aaabbbccc" || errs != "" || outcome.ExitCode != 0 || outcome.Cut {
+			t.Errorf("out %q, stderr %q, %+v, %v", out.String(), errs, outcome, err)
+		}
+	})
+}
+
+func TestOutputThatIsMissingIsSaidAndIsNoSuccess(t *testing.T) {
+	for name, agent := range map[string]*slurmtest.Agent{
+		"silent":     {Release: make(chan struct{})},
+		"unknown":    {NotYet: 1 << 30},
+		"with a gap": {Pieces: []*nodev1.ReadOutputResponse{slurmtest.Out(0, 5, "tail")}, Exits: slurmtest.Ends(0, 2, 0, 0)},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			if agent.Release != nil {
+				agent.Release = make(chan struct{}) // of this bubble
+			}
+			c := cluster(t, agent)
+			c.StepList[0].State, c.StepList[0].StartTime = apiv1.StepState_STEP_STATE_COMPLETED, timestamppb.Now()
+			c.StepList[0].Exits = []*apiv1.TaskExit{{FirstRank: 0, Count: 2}}
+			_, errs, outcome, err := attach(t, c, nil)
+			if err != nil || outcome.ExitCode != 1 || !outcome.Cut || !strings.Contains(errs, "missing") {
+				t.Errorf("%s: stderr %q, %+v, %v", name, errs, outcome, err)
+			}
+		})
+	}
+}
+
+func TestTheFirstEndIsThatOfOneTask(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		c := cluster(t, &slurmtest.Agent{Pieces: []*nodev1.ReadOutputResponse{
+			{Ended: []*apiv1.TaskExit{{FirstRank: 1, Count: 1, Code: 1}}},
+		}, Release: release, Exits: slurmtest.Ends(0, 2, 0, 0)})
+		calls := 0
+		_, _, _, err := attach(t, c, func(o *launch.Options) { o.FirstEnd = func() { calls++; close(release) } })
+		if err != nil || calls != 1 {
+			t.Errorf("%d calls, %v", calls, err)
 		}
 	})
 }

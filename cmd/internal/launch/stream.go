@@ -24,6 +24,7 @@ func (a *attachment) read(ctx context.Context, reader *nodeReader) {
 	pause := retryFirst
 	for ctx.Err() == nil {
 		exits, progress, err := a.readOnce(ctx, reader, offsets)
+		reader.contact.broke(err)
 		switch {
 		case exits != nil:
 			a.tell(ctx, event{reader: reader, exits: exits})
@@ -73,6 +74,7 @@ func (a *attachment) readOnce(ctx context.Context, reader *nodeReader, offsets m
 	}
 	defer stream.Close()
 	for {
+		reader.contact.waits()
 		piece, err := stream.Receive()
 		if errors.Is(err, io.EOF) {
 			return nil, progress, nil
@@ -81,18 +83,22 @@ func (a *attachment) readOnce(ctx context.Context, reader *nodeReader, offsets m
 			return nil, progress, err
 		}
 		progress = true
-		if len(piece.GetExits()) > 0 {
-			return piece.GetExits(), true, nil
+		reader.contact.came()
+		if len(piece.GetEnded()) > 0 {
+			a.tell(ctx, event{first: true})
 		}
-		if piece.GetStarted() {
+		switch {
+		case len(piece.GetExits()) > 0:
+			return piece.GetExits(), true, nil
+		case piece.GetStarted(), len(piece.GetEnded()) > 0:
 			continue
 		}
-		a.print(piece, offsets)
+		a.print(reader, piece, offsets)
 	}
 }
 
 // print writes a piece, less what was written before, and moves the offset.
-func (a *attachment) print(piece *nodev1.ReadOutputResponse, offsets map[source]uint64) {
+func (a *attachment) print(reader *nodeReader, piece *nodev1.ReadOutputResponse, offsets map[source]uint64) {
 	at := source{rank: piece.GetRank(), stream: piece.GetStream()}
 	if !a.wanted(at) {
 		return
@@ -100,6 +106,9 @@ func (a *attachment) print(piece *nodev1.ReadOutputResponse, offsets map[source]
 	data, have := piece.GetData(), offsets[at]
 	switch begin := piece.GetOffset(); {
 	case begin > have:
+		reader.contact.mu.Lock()
+		reader.contact.missing = true
+		reader.contact.mu.Unlock()
 		a.printer.message("error: task %d: %d bytes of output are missing", at.rank, begin-have)
 	case begin+uint64(len(data)) <= have:
 		data = nil

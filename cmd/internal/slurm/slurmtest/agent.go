@@ -61,7 +61,7 @@ func (a *Agent) ReadOutput(ctx context.Context, r *nodev1.ReadOutputRequest, str
 			return connect.NewError(connect.CodeUnavailable, "the agent was killed")
 		}
 		at := offset[[2]uint32{piece.GetRank(), uint32(piece.GetStream())}]
-		if !piece.GetEnd() && piece.GetOffset()+uint64(len(piece.GetData())) <= at {
+		if !piece.GetEnd() && len(piece.GetEnded()) == 0 && piece.GetOffset()+uint64(len(piece.GetData())) <= at {
 			continue
 		}
 		if err := stream.Send(piece); err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/muster-hpc/muster/cmd/internal/slurm/session"
 	"github.com/muster-hpc/muster/cmd/internal/slurm/submit"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+	"github.com/muster-hpc/muster/rpc"
 )
 
 // twice is how close two Ctrl-C must be to end the step; a row of docs/limits.md.
@@ -116,7 +117,9 @@ func (c *control) call(ctx context.Context, signal uint32) {
 	}
 	answer, err := c.cluster.Jobs().CancelJobs(ctx, request)
 	if err != nil {
-		submit.Explain(c.run.s, "Unable to signal the step", err)
+		if !over[rpc.Reason(err)] {
+			submit.Explain(c.run.s, "Unable to signal the step", err)
+		}
 		return
 	}
 	for _, refusal := range answer.GetRefusals() {
@@ -126,8 +129,9 @@ func (c *control) call(ctx context.Context, signal uint32) {
 	}
 }
 
-// over are refusals because the step has ended meanwhile.
-var over = map[string]bool{"JOB_ENDED": true, "STEP_ENDED": true, "ATTEMPT_ENDED": true, "STEP_UNKNOWN": true, "JOB_UNKNOWN": true}
+// over are refusals because the step has ended meanwhile, or its job is about to: it did run, so that a job that does not
+// run is ending.
+var over = map[string]bool{"JOB_NOT_RUNNING": true, "JOB_ENDED": true, "STEP_ENDED": true, "ATTEMPT_ENDED": true, "STEP_UNKNOWN": true, "JOB_UNKNOWN": true}
 
 // endAfter ends the step after d unless ctx ends before (--wait).
 func (c *control) endAfter(ctx context.Context, d time.Duration) {

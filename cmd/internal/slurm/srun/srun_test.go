@@ -227,6 +227,31 @@ func TestSignalsAreForwardedAndTermEndsTheStep(t *testing.T) {
 	})
 }
 
+func TestAJobThatEndsAlreadyIsSaidOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		c := twoAgents(t, &slurmtest.Agent{Release: release, Exits: slurmtest.Ends(0, 1, 0, 15)}, &slurmtest.Agent{Release: release, Exits: slurmtest.Ends(1, 1, 0, 15)})
+		c.RefuseJob = func(uint32) *apiv1.ErrorDetail {
+			return &apiv1.ErrorDetail{Reason: "JOB_NOT_RUNNING", Subject: "job 6", Sentence: "job 6 does not run: it is COMPLETING"}
+		}
+		s, _, stderr := c.Session(t, "srun", "sleep", "9")
+		s.Environ, s.Now = inside, time.Now
+		signals := make(chan os.Signal, 4)
+		s.Signals = func(...os.Signal) (<-chan os.Signal, func()) { return signals, func() {} }
+		go func() {
+			synctest.Wait()
+			signals <- syscall.SIGCONT
+			synctest.Wait()
+			signals <- syscall.SIGTERM
+			synctest.Wait()
+			close(release)
+		}()
+		if code := Run(t.Context(), s); code != 143 || strings.Contains(stderr.String(), "Unable") || len(c.Cancelled) != 2 {
+			t.Errorf("code %d, cancelled %v, %s", code, c.Cancelled, stderr.String())
+		}
+	})
+}
+
 func TestWaitEndsTheStepAfterTheFirstEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
@@ -256,6 +281,9 @@ func TestFilesOfSteps(t *testing.T) {
 		{words: "-o f x", out: "/home/user/work/f", err: "/home/user/work/f", stdinRank: -1, stdinAll: true},
 		{words: "-o none -e all x", refuse: "name a file for --error too"},
 		{words: "-i 7 -n2 x", refuse: "there are only 2 tasks"},
+		{words: "-l -o f x", refuse: "--label is not supported yet with --output=/home/user/work/f"},
+		{words: "-l -e f%t x", refuse: "--label is not supported yet with --error=/home/user/work/f%t"},
+		{words: "-l -o none x", out: "/dev/null", err: "/dev/null", stdinRank: -1, stdinAll: true},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			c := twoAgents(t, &slurmtest.Agent{Exits: slurmtest.Ends(0, 1, 0, 0)}, &slurmtest.Agent{Exits: slurmtest.Ends(1, 1, 0, 0)})

@@ -55,6 +55,14 @@ func (r *run) readStreams() error {
 		return &submit.Error{Code: submit.CodeRefused, Text: fmt.Sprintf(
 			"--error=%s is not supported yet when --output is a file: name a file for --error too", r.options.Text("error"))}
 	}
+	if r.options.Has("label") {
+		for _, f := range []struct{ name, path string }{{"output", spec.GetStdoutPath()}, {"error", spec.GetStderrPath()}} {
+			if f.path != "" && f.path != "/dev/null" {
+				return &submit.Error{Code: submit.CodeRefused, Text: fmt.Sprintf(
+					"--label is not supported yet with --%s=%s: tasks write that file themselves, without labels; leave --label out, or redirect srun's own output", f.name, f.path)}
+			}
+		}
+	}
 	st.noStdout, st.noStderr = spec.GetStdoutPath() != "", spec.GetStderrPath() != ""
 	return nil
 }
