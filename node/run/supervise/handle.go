@@ -94,7 +94,7 @@ func (s *supervisor) start(env []string) (refusal string) {
 // execute starts all tasks, from this thread.
 func (s *supervisor) execute(env []string) {
 	unprotect(s.log)
-	cpus, skipped := newBinding(), false
+	cpus, skipped, said := newBinding(), false, map[string]bool{}
 	for i, t := range s.tasks {
 		if mask := t.plan.GetCpuMask(); len(mask) > 0 && !cpus.bind(mask) {
 			skipped = true
@@ -103,7 +103,10 @@ func (s *supervisor) execute(env []string) {
 		cpus.release()
 		if e := t.exit.GetLaunchError(); e != "" {
 			s.log.Warn("a task was not executed", "rank", t.plan.GetRank(), "error", e)
-			s.print(i, "slurmstepd: error: "+e)
+			if !said[e] { // the first task tells it for all of this node
+				said[e] = true
+				s.print(i, s.voice()+e)
+			}
 		}
 	}
 	s.ready.closeInputs()
@@ -112,7 +115,7 @@ func (s *supervisor) execute(env []string) {
 	}
 	protect(s.log)
 	if s.ready.sentence != "" {
-		s.print(0, "slurmstepd: error: "+s.ready.sentence)
+		s.print(0, s.voice()+s.ready.sentence)
 	}
 	s.log.Info("tasks were executed", "tasks", len(s.tasks))
 }
@@ -149,6 +152,14 @@ func (s *supervisor) print(i int, line string) {
 	if !s.notice.write(s.ready.tasks[i].stderr, line) {
 		s.log.Warn("a line for the user was dropped: its output does not take any", "line", line)
 	}
+}
+
+// voice begins a line for the user: it names the node, where the plan does.
+func (s *supervisor) voice() string {
+	if node := value(s.tasks[0].plan.GetEnv(), "SLURMD_NODENAME"); node != "" {
+		return "slurmstepd-" + node + ": error: "
+	}
+	return "slurmstepd: error: "
 }
 
 // words is the line with which users and their tools know the end of a job or step.

@@ -98,6 +98,20 @@ func TestWhatCannotBeExecutedIsTheTasksExit(t *testing.T) {
 	}
 }
 
+func TestWhyNothingCouldBeExecutedIsSaidOnceByTheNode(t *testing.T) {
+	plan := shell("true", "true")
+	for _, task := range plan.Tasks {
+		task.Args, task.Env = []string{"/no/such"}, append(task.Env, "SLURMD_NODENAME=n1")
+	}
+	s := launch(t, normal, plan)
+	s.phase(supervisorv1.Phase_PHASE_PREPARED)
+	s.start()
+	s.ended()
+	if got := s.file("err.0") + s.file("err.1"); got != "slurmstepd-n1: error: execve(): /no/such: No such file or directory\n" {
+		t.Errorf("stderr %q", got)
+	}
+}
+
 func TestRelativeProgramIsFoundFromTheWorkingDirectory(t *testing.T) {
 	plan := shell("true")
 	plan.WorkDir = t.TempDir()
