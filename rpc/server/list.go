@@ -7,6 +7,8 @@ import (
 	"iter"
 	"slices"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/muster-hpc/muster/fsm"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	"github.com/muster-hpc/muster/rpc"
@@ -31,15 +33,21 @@ func (s jobService) ListJobs(ctx context.Context, request *apiv1.ListJobsRequest
 		return nil, err
 	}
 	response := &apiv1.ListJobsResponse{Info: s.info(view)}
+	stepBytes := 0
 	for job := range match.candidates(from) {
 		if !match.job(job) {
 			continue
 		}
-		if len(response.Jobs) == size {
+		if len(response.Jobs) == size || stepBytes > stepPageBytes {
 			response.NextToken = encodeToken(job.Id)
 			break
 		}
-		if request.Steps {
+		if request.AllSteps {
+			for step := range view.AttemptSteps(job.Id, job.Status.GetAttempt()) {
+				response.Steps = append(response.Steps, step)
+				stepBytes += proto.Size(step)
+			}
+		} else if request.Steps {
 			response.Steps = append(response.Steps, runningSteps(view, job)...)
 		}
 		if request.Brief {

@@ -37,9 +37,12 @@ func (s *Server) submit(ctx context.Context, request *apiv1.SubmitJobsRequest) (
 	if err := known(request); err != nil {
 		return nil, err
 	}
-	command, err := stamp(ctx, request.RequestId, request)
-	if err != nil {
-		return nil, err
+	var command *logv1.Command
+	var err error
+	if !request.ValidateOnly {
+		if command, err = stamp(ctx, request.RequestId, request); err != nil {
+			return nil, err
+		}
 	}
 	view, err := s.recent(ctx)
 	if err != nil {
@@ -48,6 +51,9 @@ func (s *Server) submit(ctx context.Context, request *apiv1.SubmitJobsRequest) (
 	// What a view here refuses is looked at again in one that is certainly new: partitions and nodes may have come.
 	newest := sync.OnceValues(func() (*fsm.View, error) { return s.view(ctx, nil) })
 	submissions := make([]*submission, len(request.Jobs))
+	if request.ValidateOnly {
+		return s.validate(ctx, view, newest, request)
+	}
 	refused := false
 	for i, job := range request.Jobs {
 		if submissions[i], err = s.prepare(ctx, view, newest, i, job); err != nil {
@@ -60,6 +66,23 @@ func (s *Server) submit(ctx context.Context, request *apiv1.SubmitJobsRequest) (
 			"this request was carried out before, but would be refused in part now: look at your jobs instead of repeating it")
 	}
 	return s.store(ctx, command, submissions)
+}
+
+// validate says of each job what a submission would; nothing is proposed.
+func (s *Server) validate(ctx context.Context, view *fsm.View, newest func() (*fsm.View, error), request *apiv1.SubmitJobsRequest) (*apiv1.SubmitJobsResponse, error) {
+	response := &apiv1.SubmitJobsResponse{Revision: view.Revision()}
+	for i, job := range request.Jobs {
+		sub, err := s.prepare(ctx, view, newest, i, job)
+		if err != nil {
+			return nil, err
+		}
+		result := &apiv1.SubmitResult{Refusal: sub.refusal}
+		if sub.refusal == nil {
+			_, result.Warnings = fsm.ValidateSpec(view, sub.spec, rpc.PrincipalOf(ctx))
+		}
+		response.Results = append(response.Results, result)
+	}
+	return response, nil
 }
 
 // recent returns a view that lags at most as replication does. A controller that has just started may know nothing yet:

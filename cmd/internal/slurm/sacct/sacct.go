@@ -385,17 +385,28 @@ func (q *query) lines(ctx context.Context, s *session.Session, cluster session.C
 	if q.named && len(q.filter.GetJobIds()) == 0 {
 		return nil, view, nil
 	}
+	// Attempts before the last one are asked for job by job.
+	each, listed := q.options.Has("duplicates"), !q.options.Has("duplicates") && !q.options.Has("allocations")
 	var jobs []*apiv1.Job
+	steps := map[uint32]*apiv1.GetJobResponse{}
 	ids := q.filter.GetJobIds()
 	for first := true; first || len(ids) > 0; first = false {
 		n := min(len(ids), idsPerCall)
 		q.filter.JobIds, ids = ids[:n], ids[n:]
-		listing, err := fetch.Jobs(ctx, cluster, &apiv1.ListJobsRequest{Filter: q.filter})
+		listing, err := fetch.Jobs(ctx, cluster, &apiv1.ListJobsRequest{Filter: q.filter, AllSteps: listed})
 		if err != nil {
 			return nil, nil, err
 		}
 		view.Now = listing.Now
 		jobs = append(jobs, listing.Jobs...)
+		for _, step := range listing.Steps {
+			detail := steps[step.GetJobId()]
+			if detail == nil {
+				detail = &apiv1.GetJobResponse{}
+				steps[step.GetJobId()] = detail
+			}
+			detail.Steps = append(detail.Steps, step)
+		}
 	}
 	slices.SortFunc(jobs, func(a, b *apiv1.Job) int { return int(int64(a.GetId()) - int64(b.GetId())) })
 	var rows []*record.Row
@@ -406,7 +417,10 @@ func (q *query) lines(ctx context.Context, s *session.Session, cluster session.C
 		}
 	}
 	details := make([]*apiv1.GetJobResponse, len(rows))
-	if !q.options.Has("allocations") || q.options.Has("duplicates") {
+	for i, r := range rows {
+		details[i] = steps[r.Job.GetId()]
+	}
+	if each {
 		if err := q.details(ctx, cluster, rows, details); err != nil {
 			return nil, nil, err
 		}

@@ -23,8 +23,7 @@ func send(ctx context.Context, s *session.Session, b *batch) int {
 		s.Errorf("Batch job submission failed: Unable to contact the cluster\n%s", s.Sentence(err))
 		return submit.CodeRefused
 	}
-	if name := b.options.Text("clusters"); name != "" && !session.NamesCluster(name, cluster.ClusterName()) {
-		s.Errorf("'%s' can't be reached now, or it is an invalid entry for --cluster.\nThis is cluster %s; there is no other here.", name, cluster.ClusterName())
+	if !here(s, b, cluster) {
 		return submit.CodeRefused
 	}
 	answer, err := cluster.Jobs().SubmitJobs(ctx, &apiv1.SubmitJobsRequest{
@@ -117,28 +116,41 @@ func follow(ctx context.Context, cluster session.Cluster, id uint32, after **api
 	}
 }
 
-// test checks what can be checked without submitting.
+// test asks whether the cluster would take the job, and submits nothing.
 func test(ctx context.Context, s *session.Session, b *batch) int {
 	cluster, err := s.Cluster(ctx)
 	if err != nil {
 		s.Errorf("allocation failure: Unable to contact the cluster\n%s", s.Sentence(err))
 		return submit.CodeRefused
 	}
-	answer, err := cluster.Cluster().ListNodes(ctx, &apiv1.ListNodesRequest{})
+	if !here(s, b, cluster) {
+		return submit.CodeRefused
+	}
+	answer, err := cluster.Jobs().SubmitJobs(ctx, &apiv1.SubmitJobsRequest{
+		Jobs: []*apiv1.JobSubmission{{Spec: b.spec, Script: b.script, Environment: b.env}}, ValidateOnly: true,
+	})
 	if err != nil {
 		submit.Explain(s, "allocation failure", err)
 		return submit.CodeRefused
 	}
-	known := map[string]bool{}
-	for _, partition := range answer.GetPartitions() {
-		known[partition.GetName()] = true
+	result := answer.GetResults()[0]
+	if refusal := result.GetRefusal(); refusal != nil {
+		submit.ExplainDetail(s, "allocation failure", refusal, b.spec)
+		return submit.CodeRefused
 	}
-	for _, name := range b.spec.GetPartitions() {
-		if !known[name] {
-			s.Errorf("invalid partition specified: %s\nallocation failure: Invalid partition name specified", name)
-			return submit.CodeRefused
-		}
+	for _, warning := range result.GetWarnings() {
+		s.Line("warning: %s", warning)
 	}
-	s.Line("The script and its options are valid; nothing was submitted, and when the job would start is not predicted.")
+	s.Line("the request is valid; no start time is estimated yet")
 	return 0
+}
+
+// here tells whether --clusters names this cluster, and says so if it does not.
+func here(s *session.Session, b *batch, cluster session.Cluster) bool {
+	name := b.options.Text("clusters")
+	if name == "" || session.NamesCluster(name, cluster.ClusterName()) {
+		return true
+	}
+	s.Errorf("'%s' can't be reached now, or it is an invalid entry for --cluster.\nThis is cluster %s; there is no other here.", name, cluster.ClusterName())
+	return false
 }

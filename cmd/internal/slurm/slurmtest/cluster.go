@@ -66,6 +66,7 @@ type Cluster struct {
 	NodeCalls []*apiv1.UpdateNodesRequest
 	Created   []*apiv1.CreateStepRequest
 	Listed    []*apiv1.ListJobsRequest
+	Asked     []uint32 // ids of GetJob
 	changed   chan struct{}
 
 	once   sync.Once
@@ -207,7 +208,9 @@ func (c *Cluster) ListJobs(_ context.Context, r *apiv1.ListJobsRequest) (*apiv1.
 		}
 		answer.Jobs = append(answer.Jobs, job)
 		for _, step := range c.StepList {
-			if r.GetSteps() && step.GetJobId() == job.GetId() && step.GetState() <= apiv1.StepState_STEP_STATE_RUNNING {
+			running := r.GetSteps() && step.GetState() <= apiv1.StepState_STEP_STATE_RUNNING
+			last := r.GetAllSteps() && max(1, step.GetAttempt()) == max(1, job.GetStatus().GetAttempt())
+			if step.GetJobId() == job.GetId() && (running || last) {
 				answer.Steps = append(answer.Steps, step)
 			}
 		}
@@ -219,6 +222,7 @@ func (c *Cluster) ListJobs(_ context.Context, r *apiv1.ListJobsRequest) (*apiv1.
 func (c *Cluster) GetJob(_ context.Context, r *apiv1.GetJobRequest) (*apiv1.GetJobResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.Asked = append(c.Asked, r.GetJobId())
 	for _, job := range c.JobList {
 		if job.GetId() == r.GetJobId() {
 			answer := &apiv1.GetJobResponse{Job: job, Info: c.info(), Attempts: c.Attempts[job.GetId()], Shares: c.Shares[job.GetId()]}
@@ -242,6 +246,14 @@ func (c *Cluster) SubmitJobs(_ context.Context, r *apiv1.SubmitJobsRequest) (*ap
 	}
 	answer := &apiv1.SubmitJobsResponse{Revision: &apiv1.Revision{Incarnation: 1, Index: 101}}
 	for _, submission := range r.GetJobs() {
+		if r.GetValidateOnly() {
+			result := &apiv1.SubmitResult{}
+			if c.Refuse != nil {
+				result.Refusal = c.Refuse(submission)
+			}
+			answer.Results = append(answer.Results, result)
+			continue
+		}
 		c.Submitted = append(c.Submitted, proto.Clone(submission).(*apiv1.JobSubmission))
 		if c.Refuse != nil {
 			if refusal := c.Refuse(submission); refusal != nil {
