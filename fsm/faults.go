@@ -9,6 +9,8 @@ type Faults struct {
 	IgnoreFence bool
 	// StartUnaccounted places and starts the next attempt while an earlier one is not accounted for (breaks G2).
 	StartUnaccounted bool
+	// EndOnSilence ends everything on a node that is not heard of (breaks G3).
+	EndOnSilence bool
 	// UnknownIsNoOp applies what it does not know as if nothing had been asked (breaks G8).
 	UnknownIsNoOp bool
 }

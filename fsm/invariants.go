@@ -72,9 +72,13 @@ func checkAttempt(v *View, a *apiv1.Attempt) error {
 	inPlace := nodesOf(a.Placement)
 	live := a.State == attemptPreparing || a.State == attemptRunning
 	if live {
+		// Only what runs and does not stop itself outlives the silence of its node, and with it the epoch.
+		endures := a.State == attemptRunning && !v.Job(a.JobId).Spec.AutomaticRecovery
 		for i, number := range inPlace {
 			n := v.Node(number)
-			if !slices.Contains(a.Unaccounted, number) || n.Epoch != a.Placement.Epochs[i] || n.State != nodeUp {
+			same := n.State == nodeUp && n.Epoch == a.Placement.Epochs[i]
+			silent := endures && n.Epoch > a.Placement.Epochs[i] && (n.State == nodeUp || n.LostOnSilence)
+			if !slices.Contains(a.Unaccounted, number) || !same && !silent {
 				return fmt.Errorf("it is live on node %d (epoch %d of %d, %s, unaccounted nodes %v)", number, a.Placement.Epochs[i], n.Epoch,
 					n.State, a.Unaccounted)
 			}

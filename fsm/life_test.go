@@ -253,7 +253,7 @@ func TestAFenceAccountsOnlyForWorkThatStopsItself(t *testing.T) {
 			t.Errorf("a node that is up was fenced: %q", got)
 		}
 		r.must(member, &logv1.LoseNode{Node: 1, Epoch: 1, Sentence: "silent for 60 s"})
-		if s := r.status(job); !s.Completing || s.State != jobRunning {
+		if s := r.status(job); s.Completing != automatic || s.State != jobRunning {
 			t.Fatalf("losing is not accounting: %s", text(s))
 		}
 		r.must(member, &logv1.FenceNode{Node: 1, Epoch: 1})

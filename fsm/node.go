@@ -128,11 +128,31 @@ func (m *Machine) replaceInstance(n *apiv1.Node, j *logv1.JoinNode) *apiv1.Node 
 	return m.s.Node(n.Number)
 }
 
-// endOnNode ends every live attempt that has the node. An attempt of which only a leftover is there goes on.
+// liveOn returns the live attempts that have a node. An attempt of which only a leftover is there does not count.
+func (m *Machine) liveOn(number uint32) []*apiv1.Attempt {
+	return slices.DeleteFunc(slices.Collect(m.s.NodeAttempts(number)), func(a *apiv1.Attempt) bool {
+		_, index := holding(a, number)
+		return index < 0 || a.State != attemptPreparing && a.State != attemptRunning
+	})
+}
+
+// endOnNode ends every live attempt that has the node.
 func (m *Machine) endOnNode(n *apiv1.Node, sentence string) {
-	for _, a := range slices.Collect(m.s.NodeAttempts(n.Number)) {
-		if _, index := holding(a, n.Number); index >= 0 && (a.State == attemptPreparing || a.State == attemptRunning) {
+	for _, a := range m.liveOn(n.Number) {
+		m.finishAttempt(a, ending{class: classHardware, sentence: sentence, fault: n.Number})
+	}
+}
+
+// endOnSilence ends what a node that is not heard of would end by itself, and what has executed nothing yet. Whatever else runs there goes on
+// for as long as nothing says that it does not: silence is no evidence.
+func (m *Machine) endOnSilence(n *apiv1.Node, sentence string) {
+	for _, a := range m.liveOn(n.Number) {
+		switch {
+		case m.s.Job(a.JobId).Spec.AutomaticRecovery || m.faults.EndOnSilence:
 			m.finishAttempt(a, ending{class: classHardware, sentence: sentence, fault: n.Number})
+		case a.State == attemptPreparing:
+			// A launch that failed is tried again also for a job that may not be repeated. The node is not charged: it is down already.
+			m.finishAttempt(a, ending{class: classLaunch, sentence: sentence})
 		}
 	}
 }
@@ -150,22 +170,24 @@ func (m *Machine) loseNode(l *logv1.LoseNode) *logv1.Result {
 	case n.State != nodeUp:
 		return refused(refuse("NODE_DOWN", subject, "node %s is lost already", n.Spec.Name))
 	}
-	n = m.lose(n, l.Sentence, "muster")
-	n = m.changeNode(n, func(n *apiv1.Node) { n.LostOnSilence = true })
+	n = m.takeDown(n, l.Sentence, "muster", true)
+	m.endOnSilence(n, lostSentence(n, l.Sentence))
 	return &logv1.Result{NodeNumber: n.Number, NodeEpoch: n.Epoch}
 }
 
-// lose takes a node that is up down: its epoch rises and its attempts end. They are not accounted for by that.
-func (m *Machine) lose(n *apiv1.Node, sentence, by string) *apiv1.Node {
-	n = m.changeNode(n, func(n *apiv1.Node) {
-		n.State, n.Epoch = nodeDown, n.Epoch+1
+// takeDown takes a node down: its epoch rises, so that nothing that was decided for it before is placed there.
+func (m *Machine) takeDown(n *apiv1.Node, sentence, by string, silent bool) *apiv1.Node {
+	m.s.Touch(n.Number)
+	return m.changeNode(n, func(n *apiv1.Node) {
+		n.State, n.Epoch, n.LostOnSilence = nodeDown, n.Epoch+1, silent
 		if !n.Drain || by != "muster" {
 			n.Reason, n.ReasonBy, n.ReasonTime = sentence, by, m.now()
 		}
 	})
-	m.endOnNode(n, fmt.Sprintf("node %s was lost: %s", n.Spec.Name, sentence))
-	m.s.Touch(n.Number)
-	return m.s.Node(n.Number)
+}
+
+func lostSentence(n *apiv1.Node, why string) string {
+	return fmt.Sprintf("node %s was lost: %s", n.Spec.Name, why)
 }
 
 // fenceNode accounts for the ended attempts of a lost node that stop themselves, or for all if it is powered off.
@@ -184,8 +206,9 @@ func (m *Machine) fenceNode(f *logv1.FenceNode) *logv1.Result {
 	case f.Epoch == n.Epoch && n.State == nodeUp:
 		return refused(refuse("NODE_NOT_LOST", subject, "node %s is up in epoch %d; declare it lost first", n.Spec.Name, n.Epoch))
 	}
-	if f.PoweredOff && f.Epoch == n.Epoch {
+	if f.PoweredOff && n.State == nodeDown { // Also what went on through its silence is over.
 		n = m.provedDead(n)
+		m.endOnNode(n, fmt.Sprintf("node %s was powered off", n.Spec.Name))
 	}
 	n = m.fence(n, f.Epoch, f.PoweredOff)
 	return &logv1.Result{NodeNumber: n.Number, NodeEpoch: n.Epoch}
@@ -285,12 +308,13 @@ func (m *Machine) resume(n *apiv1.Node) {
 	})
 }
 
-// declareDown ends what runs on the node, and drains it so that it stays without work though its agent may come back.
+// declareDown ends what runs on the node, also what goes on there though the node is lost, and drains it so that it stays without work though its agent may come back.
 func (m *Machine) declareDown(n *apiv1.Node, reason string) {
 	n = m.provedDead(m.drain(n, reason))
 	if n.State == nodeUp {
-		m.lose(n, reason, m.cmd.Principal.Name)
+		n = m.takeDown(n, reason, m.cmd.Principal.Name, false)
 	}
+	m.endOnNode(n, lostSentence(n, reason))
 }
 
 // provedDead notes that a lost node is known to be dead, or that an operator answers for it.

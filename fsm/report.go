@@ -19,14 +19,15 @@ func sameInstance(a, b *apiv1.Instance) bool {
 	return a.GetBootId() == b.GetBootId() && a.GetNonce() == b.GetNonce()
 }
 
-// reportTasks takes in what a node reports. Lines of another epoch, instance or fence are history: they are acknowledged and
-// change nothing. Lines that make no sense are acknowledged too, with a refusal each, so that a journal cannot get stuck.
+// reportTasks takes in what a node reports. Lines of another instance or fence are history: they are acknowledged and change
+// nothing. An earlier epoch of the same instance only says that the node was thought lost meanwhile: what goes on there is protected
+// by its fence, and what it reports is true. Lines that make no sense are acknowledged too, with a refusal each, so that a journal cannot get stuck.
 func (m *Machine) reportTasks(r *logv1.ReportTasks) *logv1.Result {
 	if len(r.Reports) > maxReports {
 		return refused(refuse("TOO_MANY", "reports", "%d reports came at once; at most %d may", len(r.Reports), maxReports))
 	}
 	n := m.s.Node(r.Node)
-	if n == nil || (n.Epoch != r.Epoch || !sameInstance(n.Instance, r.Instance)) && !m.faults.IgnoreFence {
+	if n == nil || (n.Epoch < r.Epoch || !sameInstance(n.Instance, r.Instance)) && !m.faults.IgnoreFence {
 		return &logv1.Result{}
 	}
 	result := &logv1.Result{}

@@ -481,7 +481,7 @@ func (w *twin) leave(j *twinJob, a *twinAttempt, node uint32) {
 
 func (w *twin) report(r *logv1.ReportTasks) {
 	n := w.nodes[r.Node]
-	if n == nil || n.epoch != r.Epoch || n.boot != r.Instance.BootId || n.nonce != r.Instance.Nonce {
+	if n == nil || n.epoch < r.Epoch || n.boot != r.Instance.BootId || n.nonce != r.Instance.Nonce {
 		return
 	}
 	for _, line := range r.Reports {
@@ -600,7 +600,15 @@ func (w *twin) lose(c *logv1.LoseNode) string {
 	}
 	n.up, n.silent = false, true
 	n.epoch++
-	w.endOn(n.number)
+	for _, j := range w.jobs {
+		switch a := j.last(); {
+		case a == nil || !a.live() || !slices.Contains(a.nodes, n.number):
+		case j.spec.AutomaticRecovery:
+			w.end(j, classHardware, n.number, false, false)
+		case a.state == attemptPreparing:
+			w.end(j, classLaunch, 0, false, false)
+		}
+	}
 	return ""
 }
 
@@ -616,8 +624,9 @@ func (w *twin) fence(c *logv1.FenceNode) string {
 	case c.Epoch == n.epoch && n.up:
 		return "NODE_NOT_LOST"
 	}
-	if c.PoweredOff && c.Epoch == n.epoch {
+	if c.PoweredOff && !n.up {
 		n.silent = false
+		w.endOn(n.number)
 	}
 	w.accountAll(c.Node, func(j *twinJob, s twinShare) bool {
 		return s.epoch <= c.Epoch && (c.PoweredOff || j.spec.AutomaticRecovery)
@@ -667,9 +676,11 @@ func (w *twin) updateNodes(r *apiv1.UpdateNodesRequest) string {
 		case *apiv1.UpdateNodesRequest_Down, *apiv1.UpdateNodesRequest_Fenced:
 			n.drain = true
 			if n.up {
-				w.lose(&logv1.LoseNode{Node: n.number, Epoch: n.epoch})
+				n.up = false
+				n.epoch++
 			}
 			n.silent = false
+			w.endOn(n.number)
 			if _, fenced := r.Change.(*apiv1.UpdateNodesRequest_Fenced); fenced {
 				w.accountAll(n.number, func(*twinJob, twinShare) bool { return true })
 			}
