@@ -99,6 +99,9 @@ func OpenMember[V View](cfg Config, sm StateMachine[V]) (*Member[V], error) {
 	if err := m.start(parts{id: id, address: streams.advertise.String(), logs: m.bolt, stable: m.bolt, snaps: snaps, gate: g}); err != nil {
 		return nil, errors.Join(fmt.Errorf("open member: %w", err), g.Close(), m.bolt.Close())
 	}
+	if err := m.checkTwin(streams); err != nil {
+		return nil, errors.Join(fmt.Errorf("open member: %w", err), m.Close())
+	}
 	m.delay = newDelayMeter(cfg.Profile.Election, m.log)
 	m.wg.Go(func() { m.delay.run(m.stop) })
 	return m, nil
