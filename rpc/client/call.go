@@ -23,6 +23,9 @@ const (
 	maxBackoff   = time.Second
 	// maxPollExtra bounds by how much the wait of a long poll delays the hedge.
 	maxPollExtra = 5 * time.Second
+	// noQuorumWait is how long a read goes on after a controller has said that there is no quorum: another one may know better, or
+	// may just have been elected.
+	noQuorumWait = 1500 * time.Millisecond
 )
 
 // unary is the stream of one unary call: Send remembers the encoded request, Receive does all the work.
@@ -100,6 +103,9 @@ type attempts struct {
 	hinted  int // hints followed in this round, so that two controllers that name each other end it
 	backoff time.Duration
 	pause   <-chan time.Time // set between rounds
+	unclear bool             // a try has ended that may have had an effect
+	quorum  error            // the newest answer that says that there is no quorum
+	enough  <-chan time.Time // of a read after such an answer
 }
 
 func (u *unary) run() ([]byte, error) {
@@ -132,6 +138,8 @@ func (a *attempts) loop() ([]byte, error) {
 		select {
 		case <-a.ctx.Done():
 			return nil, a.giveUp(began)
+		case <-a.enough:
+			return nil, rpc.Local(a.quorum)
 		case <-hedge.C:
 			if a.pause == nil {
 				a.next()
@@ -204,6 +212,14 @@ func (a *attempts) failed(got answer) error {
 	a.said[got.target.address] = rpc.Sentence(got.err)
 	a.u.balancer.log.Debug("a call failed at one controller", "procedure", a.u.spec.Procedure,
 		"address", got.target.address, "error", got.err)
+	a.unclear = a.unclear || !nothingDone(got.err)
+	if rpc.Reason(got.err) == rpc.ReasonNoQuorum {
+		a.quorum = got.err
+		// A long poll outlives the time without a quorum, as the work does that it waits for.
+		if a.enough == nil && a.u.reads() && a.u.wait == 0 {
+			a.enough = time.After(noQuorumWait)
+		}
+	}
 	switch judge(got.err) {
 	case final:
 		return rpc.Local(got.err)
@@ -266,7 +282,20 @@ func (a *attempts) giveUp(began time.Time) error {
 	if name != "" {
 		name = " of cluster " + name
 	}
-	return rpc.Refuse(connect.CodeUnavailable, "NO_ANSWER", strings.TrimPrefix(a.u.spec.Procedure, "/"), fmt.Sprintf(
-		"no controller%s gave an answer within %s (%s); whether the request took effect is not known: look before you repeat it",
-		name, time.Since(began).Round(100*time.Millisecond), strings.Join(tried, "; ")))
+	sentence := fmt.Sprintf("no controller%s gave an answer within %s (%s)", name, time.Since(began).Round(100*time.Millisecond), strings.Join(tried, "; "))
+	reason := "NO_ANSWER"
+	if a.quorum != nil {
+		reason, sentence = rpc.ReasonNoQuorum, rpc.Sentence(a.quorum)
+	}
+	switch {
+	case a.u.reads():
+	case a.unclear || len(a.running) > 0:
+		sentence += "; whether the request took effect is not known: look before you repeat it"
+	default:
+		sentence += "; nothing was decided"
+	}
+	return rpc.Refuse(connect.CodeUnavailable, reason, strings.TrimPrefix(a.u.spec.Procedure, "/"), sentence)
 }
+
+// reads reports whether the call changes nothing.
+func (u *unary) reads() bool { return u.spec.IdempotencyLevel == connect.IdempotencyNoSideEffects }

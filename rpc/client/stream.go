@@ -60,6 +60,7 @@ func (s *serverStream) Receive(msg any) error {
 		return s.inner.Receive(msg)
 	}
 	var said []string
+	var noQuorum error
 	renewed := false
 	order := s.balancer.order()
 	for i := 0; i < len(order); i++ {
@@ -71,6 +72,9 @@ func (s *serverStream) Receive(msg any) error {
 		}
 		if cause := s.ctx.Err(); cause != nil {
 			return cause
+		}
+		if rpc.Reason(err) == rpc.ReasonNoQuorum {
+			noQuorum = err
 		}
 		said = append(said, t.address+": "+rpc.Sentence(err))
 		switch judge(err) {
@@ -85,8 +89,11 @@ func (s *serverStream) Receive(msg any) error {
 		case again, wrongPeer:
 		}
 	}
+	if noQuorum != nil {
+		return rpc.Local(noQuorum)
+	}
 	return rpc.Refuse(connect.CodeUnavailable, "NO_ANSWER", strings.TrimPrefix(s.spec.Procedure, "/"),
-		"no controller would begin the stream ("+strings.Join(said, "; ")+")")
+		"no controller would begin the stream ("+strings.Join(said, "; ")+"); it only reads, so that it can be asked for again")
 }
 
 // open begins the stream at one controller and waits for its first message.

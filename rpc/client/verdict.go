@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"net"
 
 	"connectrpc.com/connect/v2"
 
@@ -27,6 +28,7 @@ const (
 var transient = map[string]bool{
 	rpc.ReasonNotLeader:       true,
 	rpc.ReasonNoLeader:        true,
+	rpc.ReasonNoQuorum:        true,
 	rpc.ReasonBehind:          true,
 	rpc.ReasonQuarantined:     true,
 	rpc.ReasonOutcomeUnknown:  true,
@@ -34,6 +36,23 @@ var transient = map[string]bool{
 	rpc.ReasonBusy:            true,
 	rpc.ReasonDiskFull:        true,
 	rpc.ReasonNotBootstrapped: true,
+}
+
+// undecided are the reasons after which it is certain that the answering controller has proposed nothing.
+var undecided = map[string]bool{
+	rpc.ReasonNotLeader:       true,
+	rpc.ReasonNoLeader:        true,
+	rpc.ReasonNoQuorum:        true,
+	rpc.ReasonQuarantined:     true,
+	rpc.ReasonNotBootstrapped: true,
+	rpc.ReasonTokenExpired:    true,
+}
+
+// nothingDone reports whether it is certain that a try which ended with this error has had no effect: the controller said so, or no
+// connection came about.
+func nothingDone(err error) bool {
+	var dial *net.OpError
+	return undecided[rpc.Reason(err)] || errors.As(err, &dial) && dial.Op == "dial" || errors.Is(err, rpc.ErrWrongPeer)
 }
 
 // judge reads the error of one try. Answers of Muster always carry a detail; an error without one was made by a broken
