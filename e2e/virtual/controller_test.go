@@ -230,7 +230,13 @@ func (c *controller) heard(beats []*peerv1.Beat, done func(index uint64, refused
 	if c.manual == nil {
 		return // no answer: the agents' next Syncs say the same again
 	}
-	at := c.wall()
+	at, before, answer := c.wall(), c.s.canonAt, done
+	done = func(index uint64, refused []uint32) {
+		if index <= before {
+			c.s.fail("a lease was granted for entry %d, and entry %d had committed before it was asked for", index, before)
+		}
+		answer(index, refused)
+	}
 	refused := c.manual.Hear(c.view, beats, at)
 	for _, b := range beats {
 		if len(b.Actual) > 0 {

@@ -3,6 +3,7 @@ package virtual
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/muster-hpc/muster/fsm"
 	"github.com/muster-hpc/muster/sched/control"
@@ -24,14 +25,15 @@ func TestPlantedBugsAreNoticed(t *testing.T) {
 		{"ignore the fence", bugs{fsm: fsm.Faults{IgnoreFence: true}}, []string{"G2", "invariants", "exit", "liveness", "process"}},
 		{"start before the old attempt is accounted for", bugs{fsm: fsm.Faults{StartUnaccounted: true}, hasty: true}, []string{"G2", "invariants"}},
 		{"start before every node is prepared", bugs{control: control.Faults{StartUnprepared: true}}, []string{"G5"}},
-		{"grant a lease without a committed entry", bugs{grantUncommitted: true}, []string{"G2"}},
+		{"grant a lease without a committed entry", bugs{grantUncommitted: true}, []string{"G2", "a lease was granted"}},
 		{"answer a Sync below the agent's revision", bugs{answerBelowSeen: true}, []string{"was answered at revision"}},
-		{"apply unknown as no-op", bugs{fsm: fsm.Faults{UnknownIsNoOp: true}, unknownAt: 2000}, []string{"G8: at index"}},
+		{"apply unknown as no-op", bugs{fsm: fsm.Faults{UnknownIsNoOp: true}, unknownAt: 300}, []string{"G8: at index"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			for seed := uint64(1); seed <= plantedSeeds; seed++ {
 				s := newSim(seed, c.bugs)
+				s.dusk = 8 * time.Hour
 				err := s.run()
 				if err == nil {
 					continue
@@ -52,7 +54,7 @@ func TestPlantedBugsAreNoticed(t *testing.T) {
 // TestAnUnknownCommandStopsThoseWhoDoNotKnowIt is what must happen without the planted bug: who does not know a command stops, and
 // nobody goes on with another state.
 func TestAnUnknownCommandStopsThoseWhoDoNotKnowIt(t *testing.T) {
-	s := newSim(1, bugs{unknownAt: 2000})
+	s := newSim(1, bugs{unknownAt: 300})
 	err := s.run()
 	if err == nil || !strings.Contains(err.Error(), "stopped") || !strings.Contains(err.Error(), "does not know") {
 		t.Errorf("the day ended with %v", err)
@@ -63,6 +65,7 @@ func TestAnUnknownCommandStopsThoseWhoDoNotKnowIt(t *testing.T) {
 // and nothing happens.
 func TestAHastyLeaderIsRefused(t *testing.T) {
 	s := newSim(1, bugs{hasty: true})
+	s.dusk = 4 * time.Hour
 	if err := s.run(); err != nil {
 		t.Errorf("after %v: %v", s.now, err)
 	}

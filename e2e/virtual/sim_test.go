@@ -13,7 +13,7 @@ import (
 
 const (
 	day      = 24 * time.Hour
-	patience = 24 * time.Hour // in which everything must come to an end when the faults have stopped
+	patience = 12 * time.Hour // in which everything must come to an end when the faults have stopped
 	machines = 50
 	leaseMs  = 1_200_000
 	windowMs = 240_000
@@ -42,6 +42,7 @@ type sim struct {
 	facts
 	seed        uint64
 	bugs        bugs
+	dusk        time.Duration // when the day is over
 	controllers []*controller
 	machines    []*machine
 	users       []*user
@@ -63,7 +64,7 @@ func (s *sim) wall() time.Time { return epoch.Add(s.now) }
 func (s *sim) lease() time.Duration { return leaseMs * time.Millisecond }
 
 func newSim(seed uint64, b bugs) *sim {
-	s := &sim{clock: newClock(seed), facts: newFacts(), seed: seed, bugs: b, leaderOf: map[uint64]int{}, isolated: -1, faulty: true}
+	s := &sim{clock: newClock(seed), facts: newFacts(), seed: seed, bugs: b, leaderOf: map[uint64]int{}, isolated: -1, faulty: true, dusk: day}
 	for i := range members {
 		s.controllers = append(s.controllers, &controller{s: s, id: i, offset: s.between(-time.Second, time.Second)})
 	}
@@ -180,14 +181,14 @@ func (s *sim) run() error {
 	s.oracle()
 	s.operate()
 	s.nemesis()
-	for s.failure == nil && s.step(day) {
+	for s.failure == nil && s.step(s.dusk) {
 	}
 	if s.failure != nil {
 		return s.failure
 	}
 	s.calm()
-	quiet := day
-	for s.failure == nil && s.step(day+patience) {
+	quiet := s.dusk
+	for s.failure == nil && s.step(s.dusk+patience) {
 		if s.now-quiet >= 10*time.Minute {
 			quiet = s.now
 			if s.unsettled() == nil {
@@ -244,7 +245,7 @@ func (s *sim) tidy() {
 		}
 	}
 	for j := range s.canon.PendingJobs() {
-		if j.Status.Held == 2 || j.Status.Held == 1 && s.now > day {
+		if j.Status.Held == 2 || j.Status.Held == 1 && s.now > s.dusk {
 			s.operator.ask(&request{job: j.Id, done: func(*logv1.Result) {}, cmd: &logv1.Command{Op: &logv1.Command_UpdateJobs{UpdateJobs: &logv1.UpdateJobs{
 				Request: &apiv1.UpdateJobRequest{JobIds: []uint32{j.Id}, Change: &apiv1.UpdateJobRequest_Hold{Hold: false}}}}}})
 		}

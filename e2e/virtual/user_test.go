@@ -142,7 +142,7 @@ func (u *user) live() {
 	s := u.s
 	wait := time.Duration(s.rng.ExpFloat64() * float64(operationGap))
 	s.after(min(wait, 4*operationGap), func() {
-		if s.now > day {
+		if s.now > s.dusk {
 			return
 		}
 		u.operate()

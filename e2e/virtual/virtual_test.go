@@ -31,7 +31,7 @@ func seeds(t *testing.T, few, campaign uint64) (first, n uint64) {
 }
 
 func TestADayKeepsItsPromisesWhateverFails(t *testing.T) {
-	first, n := seeds(t, 12, 1000)
+	first, n := seeds(t, 6, 1000)
 	var next atomic.Uint64
 	next.Store(first)
 	var mu sync.Mutex
@@ -68,18 +68,19 @@ func TestADayKeepsItsPromisesWhateverFails(t *testing.T) {
 }
 
 func TestTheSameSeedGivesTheSameTrace(t *testing.T) {
-	run := func() *sim {
-		s := newSim(7, bugs{})
+	run := func(seed uint64) *sim {
+		s := newSim(seed, bugs{})
+		s.dusk = 4 * time.Hour
 		if err := s.run(); err != nil {
 			t.Fatal(err)
 		}
 		return s
 	}
-	a, b := run(), run()
+	a, b, c := run(7), run(7), run(8)
 	if a.hash != b.hash || a.count != b.count {
 		t.Errorf("seed 7 gave traces %016x (%d events) and %016x (%d events)", a.hash, a.count, b.hash, b.count)
 	}
-	if c := newSim(8, bugs{}); c.run() != nil || c.hash == a.hash {
-		t.Error("seeds 7 and 8 give the same trace, or 8 fails")
+	if c.hash == a.hash {
+		t.Error("seeds 7 and 8 give the same trace")
 	}
 }
