@@ -16,6 +16,9 @@ const (
 	// maxSignal is the highest signal number of Linux.
 	maxSignal = 64
 	sigkill   = 9
+	sigterm   = 15
+	// launchSignal is what Slurm shows as the signal of a job that could not be launched: its own number, beyond the kernel's use of it.
+	launchSignal = 53
 )
 
 func jobSubject(id uint32) string { return fmt.Sprintf("job %d", id) }
@@ -83,7 +86,11 @@ func (m *Machine) cancelJob(job *apiv1.Job) {
 	}
 	attempt := m.s.Attempt(job.Id, job.Status.Attempt)
 	if attempt.State != apiv1.AttemptState_ATTEMPT_STATE_ENDING {
-		m.finishAttempt(attempt, ending{class: apiv1.FailureClass_FAILURE_CLASS_CANCELLED, sentence: sentence})
+		end := ending{class: apiv1.FailureClass_FAILURE_CLASS_CANCELLED, sentence: sentence}
+		if attempt.State == attemptRunning {
+			end.exit.signal = sigterm // What is ordered for its processes, as Slurm shows it.
+		}
+		m.finishAttempt(attempt, end)
 		return
 	}
 	if attempt.FinalState != jobPending {

@@ -112,6 +112,20 @@ func checkSettings(s *apiv1.Settings) *apiv1.ErrorDetail {
 	bad := func(field, sentence string, args ...any) *apiv1.ErrorDetail {
 		return refuse("CONFIGURATION_INVALID", "settings."+field, sentence, args...)
 	}
+	for _, b := range []struct {
+		name               string
+		value, least, most uint32
+	}{
+		{"lease_ms", full.LeaseMs, 500, 600_000},
+		{"fence_window_ms", full.FenceWindowMs, 200, 600_000},
+		{"lost_after_ms", full.LostAfterMs, 1_000, 86_400_000},
+		{"kill_grace_s", full.KillGraceS, 1, 3_600},
+		{"prepare_timeout_ms", full.PrepareTimeoutMs, 1_000, 3_600_000},
+	} {
+		if b.value < b.least || b.value > b.most {
+			return bad(b.name, "%s is %d; %d to %d are possible", b.name, b.value, b.least, b.most)
+		}
+	}
 	switch {
 	case full.LostLimitPercent > 100:
 		return bad("lost_limit_percent", "lost_limit_percent is %d; at most 100 percent of the nodes can be lost", full.LostLimitPercent)

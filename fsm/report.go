@@ -98,7 +98,7 @@ func (m *Machine) prepareFailed(node uint32, line *logv1.TaskReport, f *logv1.Pr
 	sentence := fmt.Sprintf("node %s: %s", m.s.Node(node).Spec.Name, f.Sentence)
 	switch {
 	case a.State == attemptPreparing && f.UsersFault:
-		m.finishAttempt(a, ending{class: classLaunch, sentence: sentence, fault: node, usersFault: true})
+		m.finishAttempt(a, ending{class: classLaunch, sentence: sentence, fault: node, usersFault: true, exit: exit{signal: launchSignal}})
 	case a.State == attemptPreparing:
 		m.markUnprepared(a, node, sentence)
 	case a.State == attemptRunning && f.StepId != nil:

@@ -166,7 +166,14 @@ func (m *Machine) setPriority(job *apiv1.Job, priority uint32) *apiv1.ErrorDetai
 	if job.Status.State != jobPending {
 		return refuse("JOB_NOT_PENDING", jobSubject(job.Id), "job %d does not wait any more; its priority means nothing", job.Id)
 	}
-	m.changeSpec(job, func(spec *apiv1.JobSpec, s *apiv1.JobStatus) {
+	// As in Slurm, priority 0 holds a job, and any other releases it.
+	if priority == 0 {
+		return m.hold(job)
+	}
+	if refusal := m.release(job); refusal != nil {
+		return refusal
+	}
+	m.changeSpec(m.s.Job(job.Id), func(spec *apiv1.JobSpec, s *apiv1.JobStatus) {
 		spec.Priority = priority
 		s.Priority = priorityOf(spec)
 	})

@@ -159,6 +159,9 @@ func checkRequest(r *apiv1.ResourceRequest) *apiv1.ErrorDetail {
 	if r.GetGpusPerTask() > 0 && r.GetGpusTotal()%r.GetGpusPerTask() != 0 {
 		return bad("asks for %d GPUs in all and %d per task, which does not divide it", r.GetGpusTotal(), r.GetGpusPerTask())
 	}
+	if r.GetMemoryPerGpuMb() > 0 && r.GetGpusTotal() == 0 && r.GetGpusPerNode() == 0 && r.GetGpusPerTask() == 0 {
+		return bad("asks for %d MiB of memory per GPU and for no GPU; ask for GPUs, or for memory per node or per CPU", r.GetMemoryPerGpuMb())
+	}
 	need := shape.Of(r)
 	if need.Tasks > shape.MaxTasks || need.NodesMin > maxListed {
 		return refuse("TOO_MANY", "resources", "asks for %d tasks on %d nodes; at most %d tasks on %d nodes are possible",
@@ -214,7 +217,7 @@ func partitionNames(v *View) string {
 
 // checkNames checks that nodes named by a request can exist.
 func checkNames(v *View, r *apiv1.ResourceRequest) *apiv1.ErrorDetail {
-	for _, name := range r.GetNodeList() {
+	for _, name := range slices.Concat(r.GetNodeList(), r.GetExclude()) {
 		if v.NodeByName(name) == nil && v.NodeCount() > 0 && !v.NodeConfigured(name) {
 			return refuse("NODE_UNKNOWN", "node "+name, "node %s does not exist", name)
 		}
@@ -239,6 +242,9 @@ func checkPartition(v *View, spec *apiv1.JobSpec, p *apiv1.Partition) *apiv1.Err
 	}
 	need := shape.Of(r)
 	size := v.PartitionSize(p.Name)
+	if size > 0 && excluded(v, r, p) >= size {
+		return refuse("RESOURCES_IMPOSSIBLE", "partition "+p.Name, "excludes every node of partition %s", p.Name)
+	}
 	if need.NodesMin > uint64(size) {
 		return refuse("NODES_TOO_MANY", "partition "+p.Name, "asks for %d nodes; partition %s has %d", need.NodesMin, p.Name, size)
 	}
@@ -246,6 +252,19 @@ func checkPartition(v *View, spec *apiv1.JobSpec, p *apiv1.Partition) *apiv1.Err
 		return nil // some machines have never joined: nobody knows what they have
 	}
 	return checkMachines(v, r, need, p)
+}
+
+// excluded counts the nodes of a partition that a request excludes.
+func excluded(v *View, r *apiv1.ResourceRequest, p *apiv1.Partition) int {
+	names := slices.Clone(r.GetExclude())
+	slices.Sort(names)
+	n := 0
+	for _, name := range slices.Compact(names) {
+		if node := v.NodeByName(name); node != nil && v.PartitionNodes(p.Name).Has(node.Number) {
+			n++
+		}
+	}
+	return n
 }
 
 // duration writes seconds for people.
@@ -267,6 +286,9 @@ type perNode struct{ cpus, gpus, memory uint64 }
 
 func needOfNode(r *apiv1.ResourceRequest, need shape.Need) perNode {
 	n := perNode{cpus: need.TasksPerNode() * need.CPUsPerTask, gpus: max(need.GPUsPerNode, need.TasksPerNode()*need.GPUsPerTask)}
+	if need.Tasks == 1 && need.NodesMin == 1 && (r.GetNtasks() == 1 || r.GetMemoryPerGpuMb() > 0 && r.GetNtasks() == 0 && r.GetNodesMax() <= 1) {
+		n.gpus = max(n.gpus, need.GPUsTotal) // One task has all its GPUs on its node.
+	}
 	switch {
 	case r.GetMemoryPerNodeMb() > 0:
 		n.memory = r.GetMemoryPerNodeMb()

@@ -109,7 +109,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 		"above its maximum":     func(c *apiv1.Configuration) { c.Partitions[0].DefaultTimeS = 90_000 },
 		"invalid host list":     func(c *apiv1.Configuration) { c.Partitions[1].Nodes = "n[1-" },
 		"has no nodes":          func(c *apiv1.Configuration) { c.Partitions[1].Nodes = "" },
-		"longer than the lease": func(c *apiv1.Configuration) { c.Settings.LostAfterMs = 5 },
+		"longer than the lease": func(c *apiv1.Configuration) { c.Settings.LostAfterMs = 5000 },
 		"100 percent":           func(c *apiv1.Configuration) { c.Settings.LostLimitPercent = 101 },
 	} {
 		c := testConfiguration()

@@ -160,13 +160,19 @@ func groupOf(g *apiv1.NodeGroup, some map[uint32]bool) sched.Group {
 }
 
 func request(r *apiv1.ResourceRequest) sched.Request {
-	return sched.Request{
+	asked := sched.Request{
 		NodesMin: r.GetNodesMin(), NodesMax: r.GetNodesMax(), Tasks: r.GetNtasks(), TasksPerNode: r.GetNtasksPerNode(),
 		CPUsPerTask: r.GetCpusPerTask(), MemoryPerNodeMB: r.GetMemoryPerNodeMb(), MemoryPerCPUMB: r.GetMemoryPerCpuMb(),
 		MemoryPerGPUMB: r.GetMemoryPerGpuMb(), MemoryAll: r.GetMemoryAll(), GPUsPerNode: r.GetGpusPerNode(),
 		GPUsTotal: r.GetGpusTotal(), GPUsPerTask: r.GetGpusPerTask(), GPUType: r.GetGpuType(), Whole: r.GetExclusive(),
 		Include: r.GetNodeList(), Exclude: r.GetExclude(),
 	}
+	// One task with memory for each of its GPUs has them on one node: so fsm checks and shows it.
+	if asked.MemoryPerGPUMB > 0 && asked.GPUsTotal > 0 && asked.GPUsPerTask == 0 && asked.GPUsPerNode == 0 && asked.Tasks == 0 &&
+		asked.TasksPerNode == 0 && asked.NodesMin == 0 && asked.NodesMax == 0 && len(asked.Include) <= 1 {
+		asked.NodesMax = 1
+	}
+	return asked
 }
 
 // claim takes in what the job's current attempt owns.
