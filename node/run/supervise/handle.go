@@ -29,7 +29,7 @@ func (s *supervisor) handle(r request) {
 	case *supervisorv1.Request_Signal:
 		refusal = s.signal(verb.Signal)
 	case *supervisorv1.Request_Terminate:
-		s.end(time.Duration(verb.Terminate.GetGraceMs())*time.Millisecond, verb.Terminate.GetSentence())
+		s.end(time.Duration(verb.Terminate.GetGraceMs())*time.Millisecond, s.notified(verb.Terminate.GetSentence()))
 	case *supervisorv1.Request_Limit:
 		s.limit = milliseconds(verb.Limit.GetTimeLimitMs())
 	case *supervisorv1.Request_Input:
@@ -172,10 +172,27 @@ func (s *supervisor) words(cause string) string {
 			subject = "JOB " + part[0]
 		}
 	}
+	if cause != "" {
+		cause = " " + cause
+	}
 	if node := value(s.tasks[0].plan.GetEnv(), "SLURMD_NODENAME"); node != "" {
 		subject += " ON " + node
 	}
-	return "slurmstepd: error: *** " + subject + " CANCELLED AT " + time.Now().Format("2006-01-02T15:04:05") + " " + cause + " ***"
+	return "slurmstepd: error: *** " + subject + " CANCELLED AT " + time.Now().Format("2006-01-02T15:04:05") + cause + " ***"
+}
+
+// notified is the line for the order to end: what is said in the order, in the words that users and their tools look for where it has some.
+func (s *supervisor) notified(sentence string) string {
+	switch {
+	case strings.HasPrefix(sentence, "cancelled by "):
+		return s.words("")
+	case strings.HasPrefix(sentence, "requeued by "):
+		return s.words("DUE TO JOB REQUEUE")
+	case strings.HasPrefix(sentence, "node ") && strings.Contains(sentence, " was lost: "):
+		return s.words("DUE TO NODE FAILURE")
+	default:
+		return sentence
+	}
 }
 
 // batchStep is the number of the batch script's step.

@@ -3,6 +3,7 @@ package supervise_test
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -259,5 +260,25 @@ func TestForkingProcessesDoNotEscapeKILL(t *testing.T) {
 	wantExit(t, s.ended(), 0, "0:9")
 	if n, err := run.KillLeftovers(bound(t), s.cookie); n != 0 || err != nil {
 		t.Errorf("%d processes left, error %v", n, err)
+	}
+}
+
+func TestTheOrderToEndIsSaidInSlurmsWords(t *testing.T) {
+	for sentence, want := range map[string]string{
+		"cancelled by root":                       " *** STEP 17.0 ON n1 CANCELLED AT ????-??-??T??:??:?? ***\n",
+		"requeued by root":                        " DUE TO JOB REQUEUE ***\n",
+		"node n2 was lost: not heard of for 1m0s": " DUE TO NODE FAILURE ***\n",
+		"another node took the place of this one": "another node took the place of this one\n",
+	} {
+		s := launch(t, normal, shell("sleep 60"))
+		s.start()
+		if _, err := s.Terminate(bound(t), 0, sentence); err != nil {
+			t.Fatal(err)
+		}
+		s.ended()
+		got := regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d`).ReplaceAllString(s.file("err.0"), "????-??-??T??:??:??")
+		if !strings.HasSuffix(got, want) {
+			t.Errorf("%q is told as %q", sentence, got)
+		}
 	}
 }
