@@ -3,6 +3,8 @@ package rpc
 import (
 	"context"
 	"errors"
+	"fmt"
+	"time"
 
 	"connectrpc.com/connect/v2"
 	"connectrpc.com/connect/v2/connectproto"
@@ -67,6 +69,15 @@ func Sentence(err error) string {
 		return e.Message()
 	}
 	return err.Error()
+}
+
+// AsOf says how old an answer is that was given without a quorum, after the error err which said so.
+func AsOf(info *apiv1.ReadInfo, err error) string {
+	age := time.Duration(info.GetAgeMs()) * time.Millisecond
+	if age > 365*24*time.Hour { // the controller has not heard of a leader since it was started
+		age = time.Since(info.GetStateTime().AsTime())
+	}
+	return fmt.Sprintf("as of %v ago: no quorum: %s", age.Round(time.Second), Sentence(err))
 }
 
 // Reason returns the reason code of err, or "" if it carries none.

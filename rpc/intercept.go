@@ -161,6 +161,15 @@ func (g *Guard) wire(spec connect.Spec, err error) error {
 	if Detail(local) != nil {
 		return local
 	}
+	// What connect says of a request that it could not read.
+	switch text := Sentence(local); {
+	case code == connect.CodeResourceExhausted && strings.Contains(text, "larger than configured max"):
+		return Refuse(connect.CodeInvalidArgument, ReasonRequestTooLarge, spec.Procedure,
+			fmt.Sprintf("the request has more than %d bytes, which is the limit: split it, or upload scripts and environments in pieces", MaxRequestBytes))
+	case code == connect.CodeInvalidArgument && strings.Contains(text, "unmarshal message"):
+		return Refuse(connect.CodeInvalidArgument, ReasonRequestMalformed, spec.Procedure,
+			"the body of the request is no message for "+strings.TrimPrefix(spec.Procedure, "/")+": it must be encoded as its Content-Type says, with the fields of the API's schema ("+text+")")
+	}
 	reason := ReasonInternal
 	if code != connect.CodeInternal {
 		reason = strings.ToUpper(code.String())

@@ -36,6 +36,10 @@ const (
 	ReasonTooLarge = "TOO_LARGE"
 	// ReasonTooMany: more items than one call may have.
 	ReasonTooMany = "TOO_MANY"
+	// ReasonRequestTooLarge: the body of a request is over its bound, so that nothing of it was read.
+	ReasonRequestTooLarge = "REQUEST_TOO_LARGE"
+	// ReasonRequestMalformed: the body of a request can't be decoded.
+	ReasonRequestMalformed = "REQUEST_MALFORMED"
 	// ReasonMalformed: the request cannot be understood.
 	ReasonMalformed = "MALFORMED"
 	// ReasonBusy: a bound on concurrent calls is reached.
@@ -61,6 +65,7 @@ var codes = map[string]connect.Code{
 	ReasonBusy:            connect.CodeResourceExhausted,
 	ReasonTooLarge:        connect.CodeInvalidArgument,
 	ReasonTooMany:         connect.CodeInvalidArgument,
+	ReasonRequestTooLarge: connect.CodeInvalidArgument,
 	ReasonMalformed:       connect.CodeInvalidArgument,
 	ReasonUnauthenticated: connect.CodeUnauthenticated,
 	ReasonTokenExpired:    connect.CodeUnauthenticated,

@@ -11,6 +11,7 @@ import (
 
 	"github.com/muster-hpc/muster/cmd/internal/config"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+	"github.com/muster-hpc/muster/rpc"
 	"github.com/muster-hpc/muster/rpc/client"
 )
 
@@ -34,6 +35,14 @@ func (a *app) clusterStatus(ctx context.Context) error {
 	}
 	defer c.Close()
 	answer, err := c.Cluster().GetCluster(ctx, &apiv1.GetClusterRequest{})
+	if rpc.Reason(err) == rpc.ReasonNoQuorum {
+		old, again := c.Cluster().GetCluster(ctx, &apiv1.GetClusterRequest{
+			Read: &apiv1.ReadOptions{Consistency: apiv1.ReadConsistency_READ_CONSISTENCY_STALE}})
+		if again == nil {
+			fmt.Fprintln(a.errOut, "muster: "+rpc.AsOf(old.Info, err))
+			answer, err = old, nil
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -77,9 +86,16 @@ func (a *app) printMembers(members []*apiv1.Member) {
 			role = "voter"
 		}
 		t.add(m.Name, role, m.ApiAddress, m.RaftAddress, strconv.FormatUint(m.AppliedIndex, 10), strconv.Itoa(int(m.SupportedLevel)),
-			m.Version, m.Id, m.Quarantine)
+			m.Version, m.Id, strings.Join(append(m.Troubles, quarantine(m)...), "; "))
 	}
 	t.write(a.out, a.colour)
+}
+
+func quarantine(m *apiv1.Member) []string {
+	if m.Quarantine == "" {
+		return nil
+	}
+	return []string{m.Quarantine}
 }
 
 func (a *app) membersCommand() *cobra.Command {

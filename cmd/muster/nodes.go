@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -86,10 +87,19 @@ func (a *app) listNodes(ctx context.Context, names []string) error {
 		paint:  states(1),
 	}
 	for _, n := range answer.Nodes {
-		t.add(nodeRow(n, answer.Partitions)...)
+		row := nodeRow(n, answer.Partitions)
+		if i := slices.IndexFunc(answer.Silent, func(s *apiv1.SilentNode) bool { return s.Node == n.Number }); i >= 0 {
+			row[1] += " (" + notResponding(answer.Silent[i]) + ")"
+		}
+		t.add(row...)
 	}
 	t.write(a.out, a.colour)
 	return nil
+}
+
+// notResponding says for how long the leader has not heard of a node.
+func notResponding(s *apiv1.SilentNode) string {
+	return fmt.Sprintf("not responding, last heard %d s ago", s.SilentMs/1000)
 }
 
 func nodeRow(n *apiv1.Node, partitions []*apiv1.Partition) []string {

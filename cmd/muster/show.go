@@ -260,7 +260,11 @@ func (a *app) showNode(ctx context.Context, name string) error {
 	}
 	f := &fields{}
 	f.add("Node", "%s (number %d)", n.Spec.Name, n.Number)
-	f.add("State", "%s", nodeState(n))
+	state := nodeState(n)
+	if len(answer.Silent) == 1 {
+		state += " (" + notResponding(answer.Silent[0]) + ")"
+	}
+	f.add("State", "%s", state)
 	if n.Reason != "" {
 		f.add("Reason", "%s (%s, %s)", n.Reason, n.ReasonBy, moment(n.ReasonTime))
 	}

@@ -22,8 +22,10 @@ func noQuorum() error {
 func lone(t *testing.T) (*site, *Client) {
 	s := newSite(t)
 	address := s.start(&fake{name: "c1",
-		submit: func(context.Context, func() *apiv1.SubmitJobsResponse) (*apiv1.SubmitJobsResponse, error) { return nil, noQuorum() },
-		get:    func(context.Context, *apiv1.GetStepRequest) (*apiv1.GetStepResponse, error) { return nil, noQuorum() },
+		submit: func(context.Context, func() *apiv1.SubmitJobsResponse) (*apiv1.SubmitJobsResponse, error) {
+			return nil, noQuorum()
+		},
+		get: func(context.Context, *apiv1.GetStepRequest) (*apiv1.GetStepResponse, error) { return nil, noQuorum() },
 	})
 	return s, s.client(s.dead(), address, s.dead())
 }

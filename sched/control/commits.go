@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -68,6 +69,7 @@ const tickRetry = 50 * time.Millisecond
 
 // commit is the duty that commits an entry for waiters if nothing else does: at most one Tick at a time, for all of them.
 func (r *reign) commit(ctx context.Context) error {
+	var failed failures
 	for {
 		select {
 		case <-r.commits.wake:
@@ -78,12 +80,30 @@ func (r *reign) commit(ctx context.Context) error {
 			_, err := r.decide(ctx, &logv1.Command{Op: &logv1.Command_Tick{Tick: &logv1.Tick{}}})
 			if err != nil {
 				if ctx.Err() == nil && !errors.Is(err, ErrBlocked) {
-					r.log.Warn("liveness can't be acknowledged", "error", err)
+					failed.say(r.log, err, time.Now())
 				}
 				pause(ctx, tickRetry)
 			}
 		}
 	}
+}
+
+// failures logs what fails again and again: when the error changes, and then once a minute with the number of times.
+type failures struct {
+	last  string
+	at    time.Time
+	count int
+}
+
+const failuresEvery = time.Minute
+
+func (f *failures) say(log *slog.Logger, err error, now time.Time) {
+	f.count++
+	if f.last == err.Error() && now.Sub(f.at) < failuresEvery {
+		return
+	}
+	log.Warn("liveness can't be acknowledged", "error", err, "times", f.count)
+	f.last, f.at, f.count = err.Error(), now, 0
 }
 
 // committed waits until an entry that was proposed after this call has committed, and returns its index.

@@ -8,6 +8,7 @@ package fetch
 import (
 	"context"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -34,6 +35,8 @@ type Listing struct {
 	Steps []*apiv1.Step
 	// Now is the state time of the first page.
 	Now time.Time
+	// Info is how fresh the first page is.
+	Info *apiv1.ReadInfo
 }
 
 // Jobs reads all pages of a listing.
@@ -46,7 +49,7 @@ func Jobs(ctx context.Context, cluster session.Cluster, request *apiv1.ListJobsR
 			return nil, err
 		}
 		if listing.Now.IsZero() {
-			listing.Now = StateTime(answer.GetInfo())
+			listing.Now, listing.Info = StateTime(answer.GetInfo()), answer.GetInfo()
 		}
 		listing.Jobs = append(listing.Jobs, answer.GetJobs()...)
 		listing.Steps = append(listing.Steps, answer.GetSteps()...)
@@ -137,7 +140,7 @@ func Error(call string, err error) string {
 }
 
 // contact are the reasons of failures to reach a controller that could answer.
-var contact = map[string]bool{"NO_LEADER": true, "NO_ANSWER": true, "NO_CONTROLLERS": true, "NO_AGENT": true, "QUARANTINED": true}
+var contact = map[string]bool{"NO_LEADER": true, "NO_QUORUM": true, "NO_ANSWER": true, "NO_CONTROLLERS": true, "NO_AGENT": true, "QUARANTINED": true}
 
 // Nodes is what ListNodes returned, and which jobs are being ended.
 type Nodes struct {
@@ -149,15 +152,58 @@ type Nodes struct {
 	Now time.Time
 	// Completing are the jobs on these nodes that are being ended.
 	Completing map[uint32]bool
+	// Silent are the nodes, by number, that are up but do not answer.
+	Silent map[uint32]bool
+}
+
+// stale asks for what the answering controller has, however old.
+var stale = &apiv1.ReadOptions{Consistency: apiv1.ReadConsistency_READ_CONSISTENCY_STALE}
+
+// JobsOrStale is Jobs; without a quorum it returns what a controller has and says on stderr how old that is.
+func JobsOrStale(ctx context.Context, cluster session.Cluster, request *apiv1.ListJobsRequest, stderr io.Writer) (*Listing, error) {
+	listing, err := Jobs(ctx, cluster, request)
+	if rpc.Reason(err) != rpc.ReasonNoQuorum {
+		return listing, err
+	}
+	request.Read = stale
+	old, again := Jobs(ctx, cluster, request)
+	if again != nil {
+		return nil, err
+	}
+	fmt.Fprintln(stderr, rpc.AsOf(old.Info, err))
+	return old, nil
+}
+
+// ListNodesOrStale is ListNodes; without a quorum it returns what a controller has and says on stderr how old that is.
+func ListNodesOrStale(ctx context.Context, cluster session.Cluster, names []string, stderr io.Writer) (*Nodes, error) {
+	list, _, err := listNodes(ctx, cluster, names, nil)
+	if rpc.Reason(err) != rpc.ReasonNoQuorum {
+		return list, err
+	}
+	old, info, again := listNodes(ctx, cluster, names, stale)
+	if again != nil {
+		return nil, err
+	}
+	fmt.Fprintln(stderr, rpc.AsOf(info, err))
+	return old, nil
 }
 
 // ListNodes reads nodes and partitions, and asks which of the jobs there are being ended.
 func ListNodes(ctx context.Context, cluster session.Cluster, names []string) (*Nodes, error) {
-	answer, err := cluster.Cluster().ListNodes(ctx, &apiv1.ListNodesRequest{Names: names})
+	list, _, err := listNodes(ctx, cluster, names, nil)
+	return list, err
+}
+
+func listNodes(ctx context.Context, cluster session.Cluster, names []string, read *apiv1.ReadOptions) (*Nodes, *apiv1.ReadInfo, error) {
+	answer, err := cluster.Cluster().ListNodes(ctx, &apiv1.ListNodesRequest{Names: names, Read: read})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	out := &Nodes{Nodes: answer.GetNodes(), Partitions: answer.GetPartitions(), Now: StateTime(answer.GetInfo()), Completing: map[uint32]bool{}}
+	out := &Nodes{Nodes: answer.GetNodes(), Partitions: answer.GetPartitions(), Now: StateTime(answer.GetInfo()), Completing: map[uint32]bool{},
+		Silent: map[uint32]bool{}}
+	for _, silent := range answer.GetSilent() {
+		out.Silent[silent.GetNode()] = true
+	}
 	jobs := map[uint32]bool{}
 	for _, node := range out.Nodes {
 		for _, owner := range node.GetOwners() {
@@ -165,22 +211,22 @@ func ListNodes(ctx context.Context, cluster session.Cluster, names []string) (*N
 		}
 	}
 	if len(jobs) == 0 {
-		return out, nil
+		return out, answer.GetInfo(), nil
 	}
 	filter := &apiv1.JobFilter{}
 	for id := range jobs {
 		filter.JobIds = append(filter.JobIds, id)
 	}
-	listing, err := Jobs(ctx, cluster, &apiv1.ListJobsRequest{Filter: filter, Brief: true})
+	listing, err := Jobs(ctx, cluster, &apiv1.ListJobsRequest{Filter: filter, Brief: true, Read: read})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, job := range listing.Jobs {
 		if job.GetStatus().GetCompleting() {
 			out.Completing[job.GetId()] = true
 		}
 	}
-	return out, nil
+	return out, answer.GetInfo(), nil
 }
 
 // AllCompleting tells whether a node has jobs and all of them are being ended.

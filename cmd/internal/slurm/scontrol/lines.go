@@ -194,6 +194,7 @@ func nodeAddress(n *apiv1.Node) (host, port string) {
 func nodeLines(n *apiv1.Node, list *fetch.Nodes, details bool) []string {
 	spec := n.GetSpec()
 	state := record.StateOfNode(n, list.AllCompleting(n))
+	state.Silent = state.Silent || list.Silent[n.GetNumber()]
 	host, port := nodeAddress(n)
 	features := value.Null(strings.Join(spec.GetFeatures(), ","))
 	var partitions []string

@@ -81,6 +81,7 @@ func (how grouping) gather(list *fetch.Nodes, cluster string, names func(uint32)
 		}
 		for _, n := range members {
 			state := record.StateOfNode(n, list.AllCompleting(n))
+			state.Silent = state.Silent || list.Silent[n.GetNumber()]
 			if !keep(n, state) {
 				continue
 			}

@@ -336,7 +336,7 @@ func (q *query) list(ctx context.Context, s *session.Session) int {
 		s.Errorf("'%s' can't be reached now, or it is an invalid entry for --cluster.\nThis is cluster %s; there is no other here.", name, cluster.ClusterName())
 		return 1
 	}
-	list, err := fetch.ListNodes(ctx, cluster, nil)
+	list, err := fetch.ListNodesOrStale(ctx, cluster, nil, s.Stderr)
 	if err != nil {
 		fmt.Fprintln(s.Stderr, fetch.Error("slurm_load_partitions", err))
 		return 1

@@ -365,7 +365,7 @@ func (q *query) rows(ctx context.Context, s *session.Session, cluster session.Cl
 	if !q.filter.GetActive() && q.named == 0 && !q.steps {
 		q.filter.EndedSince = fetch.Recent(s.Now())
 	}
-	listing, err := fetch.Jobs(ctx, cluster, request)
+	listing, err := fetch.JobsOrStale(ctx, cluster, request, s.Stderr)
 	if err != nil {
 		return nil, nil, err
 	}
