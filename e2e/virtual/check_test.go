@@ -174,10 +174,26 @@ func (s *sim) observeAttempt(a *apiv1.Attempt) {
 	if old := s.attempts[a.JobId]; old == nil || old.Number <= a.Number {
 		s.attempts[a.JobId] = a
 	}
+	if a.State == apiv1.AttemptState_ATTEMPT_STATE_ENDED {
+		s.checkAccounted(a)
+	}
 	if a.Failure == apiv1.FailureClass_FAILURE_CLASS_REQUEUED && !s.requeued[attemptKey{a.JobId, a.Number}] {
 		s.requeued[attemptKey{a.JobId, a.Number}] = true
 		if s.requeues[a.JobId]--; s.requeues[a.JobId] < 0 {
 			s.fail("G1: job %d was requeued more often than was asked for", a.JobId)
+		}
+	}
+}
+
+// checkAccounted checks that nothing of an attempt is left where it is accounted for. A step that stops itself and never had a lease
+// can't run, and may wait on a node that was fenced.
+func (s *sim) checkAccounted(a *apiv1.Attempt) {
+	for _, m := range s.machines {
+		for _, p := range m.supervisors {
+			if p.job == a.JobId && p.fence.Attempt == a.Number && (p.started || p.deadline > 0 || !p.step.order.StopsItself) {
+				s.fail("G2: attempt %d of job %d is accounted for everywhere, and its step %d is still on node %d (started %t)", a.Number, a.JobId,
+					p.step.id, m.idx, p.started)
+			}
 		}
 	}
 }

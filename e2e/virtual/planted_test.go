@@ -22,7 +22,7 @@ func TestPlantedBugsAreNoticed(t *testing.T) {
 		words []string
 	}{
 		{"skip the request-id check", bugs{fsm: fsm.Faults{SkipRequestIDs: true}}, []string{"G1"}},
-		{"ignore the fence", bugs{fsm: fsm.Faults{IgnoreFence: true}}, []string{"G2", "invariants", "exit", "liveness", "process"}},
+		{"ignore the fence", bugs{fsm: fsm.Faults{IgnoreFence: true}}, []string{"G2", "invariants"}},
 		{"start before the old attempt is accounted for", bugs{fsm: fsm.Faults{StartUnaccounted: true}, hasty: true}, []string{"G2", "invariants"}},
 		{"start before every node is prepared", bugs{control: control.Faults{StartUnprepared: true}}, []string{"G5"}},
 		{"grant a lease without a committed entry", bugs{grantUncommitted: true}, []string{"G2", "a lease was granted"}},
