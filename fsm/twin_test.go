@@ -62,7 +62,6 @@ type twinStep struct {
 	nodes                  []uint32
 	unreported             map[uint32]bool
 	code, signal           uint32
-	reported               bool
 	launch, memory         bool
 	final                  apiv1.StepState
 }

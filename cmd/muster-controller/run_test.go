@@ -227,7 +227,6 @@ func submit(ctx context.Context, c *client.Client, name string) (uint32, error) 
 type load struct {
 	mu    sync.Mutex
 	acked map[string]uint32
-	last  atomic.Int64 // when the last job that was begun after mark was acknowledged
 	mark  atomic.Int64
 	after atomic.Int64 // acknowledgements of jobs begun after mark
 	stop  chan struct{}

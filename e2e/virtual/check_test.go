@@ -59,7 +59,7 @@ type facts struct {
 	execFailed map[attemptKey]bool
 	timedOut   map[attemptKey]bool
 	// jobs, starts, faults count what happened, so that a test can see that enough did.
-	starts, acks, faults, restores int
+	starts, acks, faults int
 }
 
 func newFacts() facts {

@@ -475,8 +475,8 @@ func (g *group) harm(rng *rand.Rand) {
 	time.Sleep(time.Duration(rng.IntN(4000)) * time.Millisecond)
 }
 
-// runRaft is one run. It returns the first violation and the number of processes.
-func runRaft(t *testing.T, seed uint64, faults control.Faults) (err error, starts int) {
+// runRaft is one run. It returns the number of processes and the first violation.
+func runRaft(t *testing.T, seed uint64, faults control.Faults) (starts int, err error) {
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 2))
 		g := &group{t: t, net: replica.NewInMemoryNetwork(), faults: faults, profile: replica.Development(), up: make([]*member, len(memberNames)),
@@ -516,7 +516,7 @@ func runRaft(t *testing.T, seed uint64, faults control.Faults) (err error, start
 		}
 		err, starts = g.failed, g.starts
 	})
-	return err, starts
+	return starts, err
 }
 
 // settle waits for the end of all jobs, and checks the ledger.
@@ -556,7 +556,7 @@ func (g *group) settle(users *sync.WaitGroup) {
 func TestRaftAndTheLeadersDutiesKeepTheirPromisesInVirtualTime(t *testing.T) {
 	first, n := seeds(t, 20, 200)
 	for seed := first; seed < first+n; seed++ {
-		err, starts := runRaft(t, seed, control.Faults{})
+		starts, err := runRaft(t, seed, control.Faults{})
 		if err != nil {
 			t.Fatalf("seed %d: %v\nreplay: MUSTER_SEED=%d go test -run Raft ./e2e/virtual", seed, err, seed)
 		}
@@ -578,7 +578,7 @@ func TestPlantedBugsAreNoticedOverRaft(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			err := errors.New("nothing")
 			for seed := uint64(1); seed <= plantedSeeds; seed++ {
-				if err, _ = runRaft(t, seed, c.faults); err != nil {
+				if _, err = runRaft(t, seed, c.faults); err != nil {
 					break
 				}
 			}

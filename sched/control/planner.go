@@ -203,7 +203,7 @@ func (p *planning) explain(ctx context.Context, d *sched.Decisions, at time.Time
 			return min(wait, explainEvery)
 		}
 	}
-	due := p.explained.Add(explainEvery).Sub(time.Now())
+	due := time.Until(p.explained.Add(explainEvery))
 	if due > 0 {
 		return min(wait, due)
 	}

@@ -195,7 +195,6 @@ type rig struct {
 	cancel  context.CancelFunc
 	led     sync.WaitGroup
 	agents  map[string]*agent
-	serial  int
 }
 
 // agent plays a node.
