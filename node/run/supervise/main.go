@@ -75,7 +75,8 @@ func secure() error {
 	// The runtime gives children the default action of every signal that it handles. Of those that it leaves alone,
 	// and of those that were ignored when the process began, we do the same here.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT)
-	for _, sig := range []unix.Signal{unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU, unix.SIGCONT} {
+	// 32 to 34 are those that C libraries keep for themselves and the runtime does not touch.
+	for _, sig := range []unix.Signal{unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU, unix.SIGCONT, 32, 33, 34} {
 		if err := defaultAction(sig); err != nil {
 			return fmt.Errorf("resetting signal %d: %w", sig, err)
 		}

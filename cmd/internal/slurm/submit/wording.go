@@ -75,6 +75,8 @@ var wordings = map[string]string{
 	"ANSWERED_BEFORE":       "Duplicate job id",
 	"OUTCOME_UNKNOWN":       "Socket timed out on send/recv operation",
 	"REQUEST_TOO_OLD":       "Socket timed out on send/recv operation",
+	"REQUEST_TOO_LARGE":     "Pathname of a file, directory or other parameter too long",
+	"REQUEST_MALFORMED":     "Unspecified error",
 	"REQUEST_FROM_FUTURE":   "Socket timed out on send/recv operation",
 	"NOT_LEADER":            "Unable to contact slurm controller (connect failure)",
 	"NO_QUORUM":             "Unable to contact slurm controller (connect failure)",
