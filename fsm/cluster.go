@@ -116,8 +116,8 @@ func checkSettings(s *apiv1.Settings) *apiv1.ErrorDetail {
 		name               string
 		value, least, most uint32
 	}{
-		{"lease_ms", full.LeaseMs, 500, 600_000},
-		{"fence_window_ms", full.FenceWindowMs, 200, 600_000},
+		{"lease_ms", full.LeaseMs, 500, 3_600_000},
+		{"fence_window_ms", full.FenceWindowMs, 200, 3_600_000},
 		{"lost_after_ms", full.LostAfterMs, 1_000, 86_400_000},
 		{"kill_grace_s", full.KillGraceS, 1, 3_600},
 		{"prepare_timeout_ms", full.PrepareTimeoutMs, 1_000, 3_600_000},
