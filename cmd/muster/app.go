@@ -29,6 +29,9 @@ type app struct {
 	json    bool
 	socket  string
 	timeout time.Duration
+
+	// patient is client.Config.Patient.
+	patient bool
 }
 
 // errNoAgent wraps failures to find a cluster at all.
@@ -36,7 +39,7 @@ var errNoAgent = errors.New("no cluster")
 
 // open finds the cluster through the local agent.
 func (a *app) open(ctx context.Context) (*client.Client, error) {
-	c, err := client.Open(ctx, client.Config{Socket: a.socket, Timeout: a.timeout})
+	c, err := client.Open(ctx, client.Config{Socket: a.socket, Timeout: a.timeout, Patient: a.patient})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errNoAgent, err)
 	}

@@ -50,6 +50,7 @@ restarts.`,
 			if err != nil {
 				return err
 			}
+			a.patient = r.follow
 			return a.logs(c.Context(), r)
 		},
 	}

@@ -41,6 +41,7 @@ If the job starts again after a failure that was not its own, the output goes on
 			if spec.Name == "" {
 				spec.Name = filepath.Base(args[0])
 			}
+			a.patient = true
 			o := launch.Options{Program: "muster run", Label: label, Stdin: a.in, Stdout: a.out, Stderr: a.errOut, StdinRank: -1}
 			switch stdin {
 			case "all":

@@ -27,6 +27,7 @@ type balancer struct {
 	hedgeAfter  time.Duration
 	log         *slog.Logger
 	cluster     string
+	patient     bool
 
 	mu      sync.Mutex
 	targets []*target // preferred first
@@ -49,7 +50,6 @@ func (b *balancer) newTarget(address string) *target {
 }
 
 // direct returns a transport to one controller, without retries.
-
 func (b *balancer) direct(address string) connect.Transport {
 	return newWire(b.transport, b.scheme+"://"+address)
 }
@@ -59,6 +59,16 @@ func (b *balancer) order() []*target {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.targets)
+}
+
+// addresses returns those of the targets, the preferred one first.
+func (b *balancer) addresses() []string {
+	order := b.order()
+	list := make([]string, len(order))
+	for i, t := range order {
+		list[i] = t.address
+	}
+	return list
 }
 
 // prefer moves the controller at address to the front. An address that is not known yet is added: members come and go

@@ -26,6 +26,8 @@ const (
 	// noQuorumWait is how long a read goes on after a controller has said that there is no quorum: another one may know better, or
 	// may just have been elected.
 	noQuorumWait = 1500 * time.Millisecond
+	// noControllerWait is how long a read goes on while every controller's host refuses connections: they may just be restarted.
+	noControllerWait = 2500 * time.Millisecond
 )
 
 // unary is the stream of one unary call: Send remembers the encoded request, Receive does all the work.
@@ -106,6 +108,8 @@ type attempts struct {
 	unclear bool             // a try has ended that may have had an effect
 	quorum  error            // the newest answer that says that there is no quorum
 	enough  <-chan time.Time // of a read after such an answer
+	refused map[*target]bool // where the last try found nobody who listens
+	nobody  <-chan time.Time // of a read, set while that is so everywhere
 }
 
 func (u *unary) run() ([]byte, error) {
@@ -115,7 +119,7 @@ func (u *unary) run() ([]byte, error) {
 	}
 	ctx, cancel := context.WithDeadline(u.ctx, deadline)
 	a := &attempts{u: u, ctx: ctx, answers: make(chan answer), running: map[*target]bool{},
-		said: map[string]string{}, wrong: map[*target]bool{}, backoff: firstBackoff}
+		said: map[string]string{}, wrong: map[*target]bool{}, refused: map[*target]bool{}, backoff: firstBackoff}
 	data, err := a.loop()
 	cancel()
 	for range a.running { // the losers end at once, by cancellation
@@ -140,6 +144,8 @@ func (a *attempts) loop() ([]byte, error) {
 			return nil, a.giveUp(began)
 		case <-a.enough:
 			return nil, rpc.Local(a.quorum)
+		case <-a.nobody:
+			return nil, a.giveUp(began)
 		case <-hedge.C:
 			if a.pause == nil {
 				a.next()
@@ -215,10 +221,16 @@ func (a *attempts) failed(got answer) error {
 	a.unclear = a.unclear || !nothingDone(got.err)
 	if rpc.Reason(got.err) == rpc.ReasonNoQuorum {
 		a.quorum = got.err
-		// A long poll outlives the time without a quorum, as the work does that it waits for.
-		if a.enough == nil && a.u.reads() && a.u.wait == 0 {
+		if a.enough == nil && a.u.hasty() {
 			a.enough = time.After(noQuorumWait)
 		}
+	}
+	a.refused[got.target] = refused(got.err)
+	switch {
+	case !a.allRefused():
+		a.nobody = nil
+	case a.nobody == nil && a.u.hasty():
+		a.nobody = time.After(noControllerWait)
 	}
 	switch judge(got.err) {
 	case final:
@@ -284,7 +296,10 @@ func (a *attempts) giveUp(began time.Time) error {
 	}
 	sentence := fmt.Sprintf("no controller%s gave an answer within %s (%s)", name, time.Since(began).Round(100*time.Millisecond), strings.Join(tried, "; "))
 	reason := "NO_ANSWER"
-	if a.quorum != nil {
+	switch {
+	case a.allRefused():
+		sentence = fmt.Sprintf("no controller%s answers: nothing listens at %s; running work goes on", name, strings.Join(a.u.balancer.addresses(), ", "))
+	case a.quorum != nil:
 		reason, sentence = rpc.ReasonNoQuorum, rpc.Sentence(a.quorum)
 	}
 	switch {
@@ -297,5 +312,15 @@ func (a *attempts) giveUp(began time.Time) error {
 	return rpc.Refuse(connect.CodeUnavailable, reason, strings.TrimPrefix(a.u.spec.Procedure, "/"), sentence)
 }
 
+// allRefused reports whether the last try at every controller found nobody who listens there.
+func (a *attempts) allRefused() bool {
+	order := a.u.balancer.order()
+	return len(order) > 0 && !slices.ContainsFunc(order, func(t *target) bool { return !a.refused[t] })
+}
+
 // reads reports whether the call changes nothing.
 func (u *unary) reads() bool { return u.spec.IdempotencyLevel == connect.IdempotencyNoSideEffects }
+
+// hasty reports whether the caller is better served by a soon "nobody can answer now" than by waiting for the answer. A long poll
+// outlives such a time, as the work does that it waits for.
+func (u *unary) hasty() bool { return u.reads() && u.wait == 0 && !u.balancer.patient }

@@ -23,6 +23,9 @@ type Config struct {
 	// Timeout of each unary call whose context has no deadline. 0: $MUSTER_TIMEOUT (seconds or a Go duration), then
 	// DefaultTimeout.
 	Timeout time.Duration
+	// Patient lets reads go on as long as writes do when no controller can answer now (none runs, or there is no quorum): for programs
+	// that do something step by step. Without it such reads end within seconds, because somebody waits for the picture.
+	Patient bool
 	// Log gets a debug line for each retry. Nil: silent.
 	Log *slog.Logger
 }
@@ -39,8 +42,9 @@ type Direct struct {
 	Token string
 	// AgentToken is the one for calls to agents.
 	AgentToken string
-	// Timeout as in Config.
+	// Timeout and Patient as in Config.
 	Timeout time.Duration
+	Patient bool
 	// ClusterName and NodeName as the methods return them.
 	ClusterName, NodeName string
 	// Log as in Config.
@@ -102,6 +106,7 @@ func Open(ctx context.Context, config Config) (*Client, error) {
 		TLS:         controllerTLS,
 		NodeTLS:     nodeTLS,
 		Timeout:     timeout,
+		Patient:     config.Patient,
 		ClusterName: answer.ClusterName,
 		NodeName:    answer.Node,
 		Log:         config.Log,
@@ -140,7 +145,7 @@ func build(direct Direct) *Client {
 		nodeName:    direct.NodeName,
 	}
 	c.balance = newBalancer(direct.Controllers, scheme, controllers, c.credentials, direct.Timeout, log)
-	c.balance.cluster = direct.ClusterName
+	c.balance.cluster, c.balance.patient = direct.ClusterName, direct.Patient
 	balanced := connect.NewClient(c.balance)
 	c.jobs = apiv1connect.NewJobServiceClient(balanced)
 	c.cluster = apiv1connect.NewClusterServiceClient(balanced)
@@ -178,14 +183,7 @@ func (c *Client) ClusterName() string { return c.clusterName }
 func (c *Client) NodeName() string { return c.nodeName }
 
 // Controllers returns the API addresses that are known, the presumed leader first.
-func (c *Client) Controllers() []string {
-	order := c.balance.order()
-	addresses := make([]string, len(order))
-	for i, t := range order {
-		addresses[i] = t.address
-	}
-	return addresses
-}
+func (c *Client) Controllers() []string { return c.balance.addresses() }
 
 // Close closes idle connections. Calls in flight go on.
 func (c *Client) Close() {

@@ -107,14 +107,25 @@ func (f *fake) WatchJobs(ctx context.Context, _ *apiv1.WatchJobsRequest, stream 
 }
 
 // start serves the fake and returns its address.
-func (s *site) start(f *fake) string {
+func (s *site) start(f *fake) string { return s.startAt(f, "127.0.0.1:0") }
+
+// startAt is start at a given address.
+func (s *site) startAt(f *fake, address string) string {
 	s.t.Helper()
 	f.site = s
 	services := connect.NewServer()
 	apiv1connect.RegisterJobServiceHandler(services, f)
 	mux := http.NewServeMux()
 	connecthttp.Mount(mux, services, connecthttp.WithReadMaxBytes(rpc.MaxRequestBytes))
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		s.t.Fatal(err)
+	}
 	server := httptest.NewUnstartedServer(mux)
+	if err := server.Listener.Close(); err != nil {
+		s.t.Fatal(err)
+	}
+	server.Listener = listener
 	server.TLS = s.issue(f.name, pki.RoleController).ServerTLS()
 	server.EnableHTTP2 = true
 	server.StartTLS()
@@ -147,12 +158,17 @@ func (s *site) dead() string {
 
 func (s *site) client(addresses ...string) *Client {
 	s.t.Helper()
+	return s.clientWith(Direct{Controllers: addresses, Timeout: 10 * time.Second})
+}
+
+func (s *site) clientWith(direct Direct) *Client {
+	s.t.Helper()
 	roots, err := rpc.Roots(s.ca.PEM())
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	c := OpenDirect(Direct{Controllers: addresses, TLS: rpc.CheckingTLS(roots, rpc.RoleController, ""), Token: "t0",
-		Timeout: 10 * time.Second, ClusterName: "test"})
+	direct.TLS, direct.Token, direct.ClusterName = rpc.CheckingTLS(roots, rpc.RoleController, ""), "t0", "test"
+	c := OpenDirect(direct)
 	s.t.Cleanup(c.Close)
 	return c
 }

@@ -84,3 +84,81 @@ func TestAReadThatNobodyAnswersIsNotSaidToHaveHadAnEffect(t *testing.T) {
 		t.Errorf("the read: %v", err)
 	}
 }
+
+// nobody is a cluster of three controllers of which none runs. The function it returns starts one of them.
+func nobody(t *testing.T, direct Direct) (c *Client, restart func()) {
+	s := newSite(t)
+	direct.Controllers = []string{s.dead(), s.dead(), s.dead()}
+	f := &fake{name: "c2", get: func(context.Context, *apiv1.GetStepRequest) (*apiv1.GetStepResponse, error) {
+		return &apiv1.GetStepResponse{Step: &apiv1.Step{Id: 7}}, nil
+	}}
+	return s.clientWith(direct), func() { s.startAt(f, direct.Controllers[1]) }
+}
+
+func TestAReadSaysSoonThatNobodyListens(t *testing.T) {
+	t.Parallel()
+	c, _ := nobody(t, Direct{})
+	began := time.Now()
+	_, err := c.Jobs().GetStep(t.Context(), &apiv1.GetStepRequest{})
+	if d := time.Since(began); d < noControllerWait || d > noControllerWait+3*time.Second {
+		t.Errorf("it took %v; %v is given to controllers that are restarted", d, noControllerWait)
+	}
+	if connect.CodeOf(err) != connect.CodeUnavailable {
+		t.Errorf("the read: %v", err)
+	}
+	for _, part := range append(c.Controllers(), "no controller of cluster test answers", "running work goes on") {
+		if !strings.Contains(rpc.Sentence(err), part) {
+			t.Errorf("%q does not say %q", rpc.Sentence(err), part)
+		}
+	}
+}
+
+// later runs f after a while in which reads would give up, and waits for it when the test ends.
+func later(t *testing.T, f func()) {
+	done := make(chan struct{})
+	timer := time.AfterFunc(noControllerWait+1500*time.Millisecond, func() { defer close(done); f() })
+	t.Cleanup(func() {
+		if !timer.Stop() {
+			<-done
+		}
+	})
+}
+
+func TestAWriteOutwaitsARestartOfAllControllers(t *testing.T) {
+	t.Parallel()
+	c, restart := nobody(t, Direct{})
+	later(t, restart)
+	if _, err := submit(t, c); err != nil {
+		t.Errorf("the write: %v", err)
+	}
+}
+
+func TestAPatientReadOutwaitsARestartOfAllControllers(t *testing.T) {
+	t.Parallel()
+	c, restart := nobody(t, Direct{Patient: true})
+	later(t, restart)
+	if answer, err := c.Jobs().GetStep(t.Context(), &apiv1.GetStepRequest{}); err != nil || answer.Step.GetId() != 7 {
+		t.Errorf("the read: %v, %v", answer, err)
+	}
+}
+
+func TestALongPollOutwaitsARestartOfAllControllers(t *testing.T) {
+	t.Parallel()
+	c, restart := nobody(t, Direct{})
+	later(t, restart)
+	if answer, err := c.Jobs().GetStep(t.Context(), &apiv1.GetStepRequest{WaitEndMs: 1000}); err != nil || answer.Step.GetId() != 7 {
+		t.Errorf("the long poll: %v, %v", answer, err)
+	}
+}
+
+// A silent host proves nothing: its controller may be slow.
+func TestAReadGoesOnWhileAControllerIsOnlySilent(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	ctx, cancel := context.WithTimeout(t.Context(), noControllerWait+2*time.Second)
+	defer cancel()
+	_, err := s.client(s.dead(), s.paused()).Jobs().GetStep(ctx, &apiv1.GetStepRequest{})
+	if ctx.Err() == nil {
+		t.Errorf("it was given up with %v", err)
+	}
+}

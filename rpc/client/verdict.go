@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"syscall"
 
 	"connectrpc.com/connect/v2"
 
@@ -53,6 +54,12 @@ var undecided = map[string]bool{
 func nothingDone(err error) bool {
 	var dial *net.OpError
 	return undecided[rpc.Reason(err)] || errors.As(err, &dial) && dial.Op == "dial" || errors.Is(err, rpc.ErrWrongPeer)
+}
+
+// refused reports whether a try ended because nobody listens at the address. A host that is silent is no such evidence: it may be slow.
+func refused(err error) bool {
+	var dial *net.OpError
+	return errors.As(err, &dial) && dial.Op == "dial" && errors.Is(err, syscall.ECONNREFUSED)
 }
 
 // judge reads the error of one try. Answers of Muster always carry a detail; an error without one was made by a broken

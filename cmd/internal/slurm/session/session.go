@@ -77,6 +77,10 @@ type Session struct {
 	names   sync.Map // uid → user name, gid → group name
 }
 
+// patient are the programs that bring something to its end: scripts and people that called one of them are better served by its
+// waiting for a controller. Others show a picture, and say soon that there is none.
+var patient = map[string]bool{"srun": true, "sbatch": true, "salloc": true, "sattach": true, "sbcast": true, "scancel": true}
+
 // Real is the session of this process.
 func Real(program string, args []string) *Session {
 	dir, err := os.Getwd()
@@ -92,7 +96,7 @@ func Real(program string, args []string) *Session {
 		Dir: dir, Host: host, Umask: umask(), UID: uint32(os.Getuid()), GID: uint32(os.Getgid()),
 		Now: time.Now, RequestID: client.NewRequestID, Signals: signals,
 		Dial: func(ctx context.Context) (Cluster, error) {
-			c, err := client.Open(ctx, client.Config{})
+			c, err := client.Open(ctx, client.Config{Patient: patient[program]})
 			if err != nil {
 				return nil, err
 			}
