@@ -67,10 +67,13 @@ var table = map[string]Rule{
 	nodev1connect.AgentServiceJoinProcedure: nodes,
 	nodev1connect.AgentServiceSyncProcedure: nodes,
 
-	nodev1connect.NodeServiceReadOutputProcedure: {Kinds: users.Kinds, Finer: "owner of the job or operator: the agent"},
-	nodev1connect.NodeServiceWriteInputProcedure: {Kinds: users.Kinds, Finer: "owner of the job or operator: the agent"},
-	nodev1connect.NodeServiceStatusProcedure:     anybody,
-	nodev1connect.VouchServiceVouchProcedure:     {Local: true},
+	nodev1connect.NodeServiceReadOutputProcedure:     {Kinds: users.Kinds, Finer: "owner of the job or operator: the agent"},
+	nodev1connect.NodeServiceWriteInputProcedure:     {Kinds: users.Kinds, Finer: "owner of the job or operator: the agent"},
+	nodev1connect.NodeServiceResizeTerminalProcedure: {Kinds: users.Kinds, Finer: "owner of the job or operator: the agent"},
+	nodev1connect.NodeServicePutFileProcedure:        {Kinds: users.Kinds, Finer: "owner of the job: the agent"},
+	nodev1connect.NodeServiceGetUsageProcedure:       {Kinds: users.Kinds, Finer: "owner of the job or operator: the agent"},
+	nodev1connect.NodeServiceStatusProcedure:         anybody,
+	nodev1connect.VouchServiceVouchProcedure:         {Local: true},
 
 	peerv1connect.PeerServiceProposeProcedure:        members,
 	peerv1connect.PeerServiceReadIndexProcedure:      members,

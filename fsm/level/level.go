@@ -10,7 +10,7 @@ import (
 )
 
 // Max is the highest level that this program knows.
-const Max uint32 = 1
+const Max uint32 = 2
 
 // Current returns the ladder of this program.
 func Current() *Ladder { return current }
@@ -38,7 +38,51 @@ var current = must(New(Max, map[protoreflect.Name]uint32{
 	"explain_jobs":    1,
 	"prune":           1,
 	"bootstrap":       1,
-}, nil))
+	"report_health":   2,
+}, map[protoreflect.FullName]uint32{
+	"muster.api.v1.ResourceRequest.relative":       2,
+	"muster.api.v1.ResourceRequest.exact":          2,
+	"muster.api.v1.ResourceRequest.overlap":        2,
+	"muster.api.v1.ResourceRequest.task_nodes":     2,
+	"muster.api.v1.ResourceRequest.gres":           2,
+	"muster.api.v1.ResourceRequest.ntasks_per_gpu": 2,
+	"muster.api.v1.ResourceRequest.cpus_per_gpu":   2,
+	"muster.api.v1.ResourceRequest.overcommit":     2,
+	"muster.api.v1.TaskOptions.mpi":                2,
+	"muster.api.v1.TaskOptions.cpu_bind":           2,
+	"muster.api.v1.TaskOptions.gpu_bind":           2,
+	"muster.api.v1.TaskOptions.pty":                2,
+	"muster.api.v1.TaskOptions.pty_rows":           2,
+	"muster.api.v1.TaskOptions.pty_columns":        2,
+	"muster.api.v1.TaskOptions.programs":           2,
+	"muster.api.v1.TaskOptions.nice":               2,
+	"muster.api.v1.TaskOptions.rlimits":            2,
+	"muster.api.v1.TaskOptions.task_prolog":        2,
+	"muster.api.v1.TaskOptions.task_epilog":        2,
+	"muster.api.v1.JobSpec.warn_signal":            2,
+	"muster.api.v1.JobSpec.no_kill":                2,
+	"muster.api.v1.NodeGroup.gres":                 2,
+	"muster.api.v1.StepSpec.parts":                 2,
+	"muster.api.v1.StepSpec.warn_signal":           2,
+	"muster.api.v1.StepSpec.no_kill":               2,
+	"muster.api.v1.Gpu.pci":                        2,
+	"muster.api.v1.Gpu.numa":                       2,
+	"muster.api.v1.Gpu.cpu_mask":                   2,
+	"muster.api.v1.Gpu.mig_parent":                 2,
+	"muster.api.v1.Gpu.device_files":               2,
+	"muster.api.v1.Gpu.nvlinks":                    2,
+	"muster.api.v1.NodeSpec.gres":                  2,
+	"muster.api.v1.Settings.prolog":                2,
+	"muster.api.v1.Settings.epilog":                2,
+	"muster.api.v1.Settings.task_prolog":           2,
+	"muster.api.v1.Settings.task_epilog":           2,
+	"muster.api.v1.Settings.prolog_timeout_s":      2,
+	"muster.api.v1.Settings.health_checks":         2,
+	"muster.api.v1.Settings.health_drain_percent":  2,
+	"muster.log.v1.StepEnded.elapsed_ms":           2,
+	"muster.log.v1.StepEnded.exec_time":            2,
+	"muster.log.v1.StepEnded.usage":                2,
+}))
 
 func must(l *Ladder, err error) *Ladder {
 	if err != nil {

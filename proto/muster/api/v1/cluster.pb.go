@@ -75,6 +75,128 @@ func (NodeState) EnumDescriptor() ([]byte, []int) {
 	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{0}
 }
 
+// ConditionSeverity is what a condition of a node means for work.
+type ConditionSeverity int32
+
+const (
+	// Never stored.
+	ConditionSeverity_CONDITION_SEVERITY_UNSPECIFIED ConditionSeverity = 0
+	// Worth knowing.
+	ConditionSeverity_CONDITION_SEVERITY_INFO ConditionSeverity = 1
+	// Usable, but others are preferred.
+	ConditionSeverity_CONDITION_SEVERITY_DEGRADED ConditionSeverity = 2
+	// Not usable: the devices named, or the whole node, get no new work.
+	ConditionSeverity_CONDITION_SEVERITY_FAILED ConditionSeverity = 3
+)
+
+// Enum value maps for ConditionSeverity.
+var (
+	ConditionSeverity_name = map[int32]string{
+		0: "CONDITION_SEVERITY_UNSPECIFIED",
+		1: "CONDITION_SEVERITY_INFO",
+		2: "CONDITION_SEVERITY_DEGRADED",
+		3: "CONDITION_SEVERITY_FAILED",
+	}
+	ConditionSeverity_value = map[string]int32{
+		"CONDITION_SEVERITY_UNSPECIFIED": 0,
+		"CONDITION_SEVERITY_INFO":        1,
+		"CONDITION_SEVERITY_DEGRADED":    2,
+		"CONDITION_SEVERITY_FAILED":      3,
+	}
+)
+
+func (x ConditionSeverity) Enum() *ConditionSeverity {
+	p := new(ConditionSeverity)
+	*p = x
+	return p
+}
+
+func (x ConditionSeverity) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ConditionSeverity) Descriptor() protoreflect.EnumDescriptor {
+	return file_muster_api_v1_cluster_proto_enumTypes[1].Descriptor()
+}
+
+func (ConditionSeverity) Type() protoreflect.EnumType {
+	return &file_muster_api_v1_cluster_proto_enumTypes[1]
+}
+
+func (x ConditionSeverity) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ConditionSeverity.Descriptor instead.
+func (ConditionSeverity) EnumDescriptor() ([]byte, []int) {
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{1}
+}
+
+// CheckTime is when a check runs.
+type CheckTime int32
+
+const (
+	// Refused.
+	CheckTime_CHECK_TIME_UNSPECIFIED CheckTime = 0
+	// Every interval, whatever runs.
+	CheckTime_CHECK_TIME_PERIODIC CheckTime = 1
+	// While a job is prepared; a failure fails the preparation.
+	CheckTime_CHECK_TIME_BEFORE_JOB CheckTime = 2
+	// After a job has left.
+	CheckTime_CHECK_TIME_AFTER_JOB CheckTime = 3
+	// After an attempt failed.
+	CheckTime_CHECK_TIME_ON_FAILURE CheckTime = 4
+	// Every interval on an idle node, as work of the lowest priority: it is ended when a job comes.
+	CheckTime_CHECK_TIME_IDLE CheckTime = 5
+)
+
+// Enum value maps for CheckTime.
+var (
+	CheckTime_name = map[int32]string{
+		0: "CHECK_TIME_UNSPECIFIED",
+		1: "CHECK_TIME_PERIODIC",
+		2: "CHECK_TIME_BEFORE_JOB",
+		3: "CHECK_TIME_AFTER_JOB",
+		4: "CHECK_TIME_ON_FAILURE",
+		5: "CHECK_TIME_IDLE",
+	}
+	CheckTime_value = map[string]int32{
+		"CHECK_TIME_UNSPECIFIED": 0,
+		"CHECK_TIME_PERIODIC":    1,
+		"CHECK_TIME_BEFORE_JOB":  2,
+		"CHECK_TIME_AFTER_JOB":   3,
+		"CHECK_TIME_ON_FAILURE":  4,
+		"CHECK_TIME_IDLE":        5,
+	}
+)
+
+func (x CheckTime) Enum() *CheckTime {
+	p := new(CheckTime)
+	*p = x
+	return p
+}
+
+func (x CheckTime) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CheckTime) Descriptor() protoreflect.EnumDescriptor {
+	return file_muster_api_v1_cluster_proto_enumTypes[2].Descriptor()
+}
+
+func (CheckTime) Type() protoreflect.EnumType {
+	return &file_muster_api_v1_cluster_proto_enumTypes[2]
+}
+
+func (x CheckTime) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CheckTime.Descriptor instead.
+func (CheckTime) EnumDescriptor() ([]byte, []int) {
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{2}
+}
+
 // Gpu is one accelerator.
 type Gpu struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -85,7 +207,19 @@ type Gpu struct {
 	// Vendor's unique id; empty if declared.
 	Uuid string `protobuf:"bytes,3,opt,name=uuid,proto3" json:"uuid,omitempty"`
 	// Memory in MiB.
-	MemoryMb      uint64 `protobuf:"varint,4,opt,name=memory_mb,json=memoryMb,proto3" json:"memory_mb,omitempty"`
+	MemoryMb uint64 `protobuf:"varint,4,opt,name=memory_mb,json=memoryMb,proto3" json:"memory_mb,omitempty"`
+	// PCI address, for example "0000:1b:00.0"; empty if not known.
+	Pci string `protobuf:"bytes,5,opt,name=pci,proto3" json:"pci,omitempty"`
+	// NUMA node; -1 if not known.
+	Numa int32 `protobuf:"varint,6,opt,name=numa,proto3" json:"numa,omitempty"`
+	// CPUs close to it, as a mask; empty if not known.
+	CpuMask []uint64 `protobuf:"varint,7,rep,packed,name=cpu_mask,json=cpuMask,proto3" json:"cpu_mask,omitempty"`
+	// Whole GPU (its number in the machine) of which this is a MIG instance; unset for a whole GPU.
+	MigParent *uint32 `protobuf:"varint,8,opt,name=mig_parent,json=migParent,proto3,oneof" json:"mig_parent,omitempty"`
+	// Device files that a task needs to use it.
+	DeviceFiles []string `protobuf:"bytes,9,rep,name=device_files,json=deviceFiles,proto3" json:"device_files,omitempty"`
+	// Number of direct NVLinks to each other entry, by index; empty if there are none.
+	Nvlinks       []uint32 `protobuf:"varint,10,rep,packed,name=nvlinks,proto3" json:"nvlinks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -148,6 +282,248 @@ func (x *Gpu) GetMemoryMb() uint64 {
 	return 0
 }
 
+func (x *Gpu) GetPci() string {
+	if x != nil {
+		return x.Pci
+	}
+	return ""
+}
+
+func (x *Gpu) GetNuma() int32 {
+	if x != nil {
+		return x.Numa
+	}
+	return 0
+}
+
+func (x *Gpu) GetCpuMask() []uint64 {
+	if x != nil {
+		return x.CpuMask
+	}
+	return nil
+}
+
+func (x *Gpu) GetMigParent() uint32 {
+	if x != nil && x.MigParent != nil {
+		return *x.MigParent
+	}
+	return 0
+}
+
+func (x *Gpu) GetDeviceFiles() []string {
+	if x != nil {
+		return x.DeviceFiles
+	}
+	return nil
+}
+
+func (x *Gpu) GetNvlinks() []uint32 {
+	if x != nil {
+		return x.Nvlinks
+	}
+	return nil
+}
+
+// Gres is one kind of generic resource on a node.
+type Gres struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name, for example "ib".
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Type; empty if it has none.
+	Type string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
+	// How many there are; their numbers follow those of entries of the same name before this one.
+	Count uint32 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
+	// Device file of each; empty if there are none (then only counted).
+	DeviceFiles   []string `protobuf:"bytes,4,rep,name=device_files,json=deviceFiles,proto3" json:"device_files,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Gres) Reset() {
+	*x = Gres{}
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Gres) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Gres) ProtoMessage() {}
+
+func (x *Gres) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Gres.ProtoReflect.Descriptor instead.
+func (*Gres) Descriptor() ([]byte, []int) {
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Gres) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Gres) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *Gres) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *Gres) GetDeviceFiles() []string {
+	if x != nil {
+		return x.DeviceFiles
+	}
+	return nil
+}
+
+// Condition is something that a check found on a node.
+type Condition struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Check that found it ("gpu", "prolog", "agent", or a site program's name).
+	Owner string `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Code in upper snake case, stable.
+	Code string `protobuf:"bytes,2,opt,name=code,proto3" json:"code,omitempty"`
+	// What it means for work.
+	Severity ConditionSeverity `protobuf:"varint,3,opt,name=severity,proto3,enum=muster.api.v1.ConditionSeverity" json:"severity,omitempty"`
+	// One sentence.
+	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// What would clear it; one sentence.
+	Clears string `protobuf:"bytes,5,opt,name=clears,proto3" json:"clears,omitempty"`
+	// GPUs it is about, as a mask; none of the masks set means the whole node.
+	GpuMask []uint64 `protobuf:"varint,6,rep,packed,name=gpu_mask,json=gpuMask,proto3" json:"gpu_mask,omitempty"`
+	// CPUs it is about.
+	CpuMask []uint64 `protobuf:"varint,7,rep,packed,name=cpu_mask,json=cpuMask,proto3" json:"cpu_mask,omitempty"`
+	// Since when, by the node's clock.
+	Since *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=since,proto3" json:"since,omitempty"`
+	// When it is forgotten by itself, by state time; unset means when its check says so.
+	Expires *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=expires,proto3" json:"expires,omitempty"`
+	// Work that uses the devices named (or the node) now is to be ended as failed hardware.
+	EndsWork      bool `protobuf:"varint,10,opt,name=ends_work,json=endsWork,proto3" json:"ends_work,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Condition) Reset() {
+	*x = Condition{}
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Condition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Condition) ProtoMessage() {}
+
+func (x *Condition) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Condition.ProtoReflect.Descriptor instead.
+func (*Condition) Descriptor() ([]byte, []int) {
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Condition) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *Condition) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *Condition) GetSeverity() ConditionSeverity {
+	if x != nil {
+		return x.Severity
+	}
+	return ConditionSeverity_CONDITION_SEVERITY_UNSPECIFIED
+}
+
+func (x *Condition) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Condition) GetClears() string {
+	if x != nil {
+		return x.Clears
+	}
+	return ""
+}
+
+func (x *Condition) GetGpuMask() []uint64 {
+	if x != nil {
+		return x.GpuMask
+	}
+	return nil
+}
+
+func (x *Condition) GetCpuMask() []uint64 {
+	if x != nil {
+		return x.CpuMask
+	}
+	return nil
+}
+
+func (x *Condition) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Condition) GetExpires() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Expires
+	}
+	return nil
+}
+
+func (x *Condition) GetEndsWork() bool {
+	if x != nil {
+		return x.EndsWork
+	}
+	return false
+}
+
 // NodeSpec is what the node's agent says of it.
 type NodeSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -182,14 +558,16 @@ type NodeSpec struct {
 	// What the machine cannot offer ("no cgroup: process groups and rlimits only"), a sentence each.
 	Limitations []string `protobuf:"bytes,15,rep,name=limitations,proto3" json:"limitations,omitempty"`
 	// When the machine booted, by its own clock.
-	BootTime      *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=boot_time,json=bootTime,proto3" json:"boot_time,omitempty"`
+	BootTime *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=boot_time,json=bootTime,proto3" json:"boot_time,omitempty"`
+	// Generic resources besides GPUs, at most 64 entries.
+	Gres          []*Gres `protobuf:"bytes,17,rep,name=gres,proto3" json:"gres,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeSpec) Reset() {
 	*x = NodeSpec{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[1]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -201,7 +579,7 @@ func (x *NodeSpec) String() string {
 func (*NodeSpec) ProtoMessage() {}
 
 func (x *NodeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[1]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -214,7 +592,7 @@ func (x *NodeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSpec.ProtoReflect.Descriptor instead.
 func (*NodeSpec) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{1}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *NodeSpec) GetName() string {
@@ -329,6 +707,13 @@ func (x *NodeSpec) GetBootTime() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *NodeSpec) GetGres() []*Gres {
+	if x != nil {
+		return x.Gres
+	}
+	return nil
+}
+
 // Instance names one life of an agent's data directory on one boot.
 type Instance struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -342,7 +727,7 @@ type Instance struct {
 
 func (x *Instance) Reset() {
 	*x = Instance{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[2]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -354,7 +739,7 @@ func (x *Instance) String() string {
 func (*Instance) ProtoMessage() {}
 
 func (x *Instance) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[2]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -367,7 +752,7 @@ func (x *Instance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Instance.ProtoReflect.Descriptor instead.
 func (*Instance) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{2}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Instance) GetBootId() string {
@@ -427,13 +812,25 @@ type Node struct {
 	CpusAllocatedMask []uint64 `protobuf:"varint,19,rep,packed,name=cpus_allocated_mask,json=cpusAllocatedMask,proto3" json:"cpus_allocated_mask,omitempty"`
 	// It was declared lost because nothing was heard of it, and nobody has proved or said since that it is dead: it may be alive.
 	LostOnSilence bool `protobuf:"varint,20,opt,name=lost_on_silence,json=lostOnSilence,proto3" json:"lost_on_silence,omitempty"`
+	// What checks found, by owner and code; at most 64.
+	Conditions []*Condition `protobuf:"bytes,21,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	// The drain is Muster's own, because of a condition: it ends when the condition does.
+	DrainedByHealth bool `protobuf:"varint,22,opt,name=drained_by_health,json=drainedByHealth,proto3" json:"drained_by_health,omitempty"`
+	// A condition would drain it, but too many nodes were drained by checks within the hour.
+	HealthDrainWithheld bool `protobuf:"varint,23,opt,name=health_drain_withheld,json=healthDrainWithheld,proto3" json:"health_drain_withheld,omitempty"`
+	// GPUs that get no new work because of conditions.
+	GpusUnusableMask []uint64 `protobuf:"varint,24,rep,packed,name=gpus_unusable_mask,json=gpusUnusableMask,proto3" json:"gpus_unusable_mask,omitempty"`
+	// CPUs that get no new work because of conditions.
+	CpusUnusableMask []uint64 `protobuf:"varint,25,rep,packed,name=cpus_unusable_mask,json=cpusUnusableMask,proto3" json:"cpus_unusable_mask,omitempty"`
+	// Other devices allocated.
+	GresAllocated []*GresShare `protobuf:"bytes,26,rep,name=gres_allocated,json=gresAllocated,proto3" json:"gres_allocated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[3]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -445,7 +842,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[3]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -458,7 +855,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{3}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Node) GetNumber() uint32 {
@@ -601,6 +998,48 @@ func (x *Node) GetLostOnSilence() bool {
 	return false
 }
 
+func (x *Node) GetConditions() []*Condition {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
+}
+
+func (x *Node) GetDrainedByHealth() bool {
+	if x != nil {
+		return x.DrainedByHealth
+	}
+	return false
+}
+
+func (x *Node) GetHealthDrainWithheld() bool {
+	if x != nil {
+		return x.HealthDrainWithheld
+	}
+	return false
+}
+
+func (x *Node) GetGpusUnusableMask() []uint64 {
+	if x != nil {
+		return x.GpusUnusableMask
+	}
+	return nil
+}
+
+func (x *Node) GetCpusUnusableMask() []uint64 {
+	if x != nil {
+		return x.CpusUnusableMask
+	}
+	return nil
+}
+
+func (x *Node) GetGresAllocated() []*GresShare {
+	if x != nil {
+		return x.GresAllocated
+	}
+	return nil
+}
+
 // Partition is a named set of nodes with limits.
 type Partition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -630,7 +1069,7 @@ type Partition struct {
 
 func (x *Partition) Reset() {
 	*x = Partition{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[4]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -642,7 +1081,7 @@ func (x *Partition) String() string {
 func (*Partition) ProtoMessage() {}
 
 func (x *Partition) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[4]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -655,7 +1094,7 @@ func (x *Partition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Partition.ProtoReflect.Descriptor instead.
 func (*Partition) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{4}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Partition) GetName() string {
@@ -755,13 +1194,28 @@ type Settings struct {
 	OperatorUids []uint32 `protobuf:"varint,11,rep,packed,name=operator_uids,json=operatorUids,proto3" json:"operator_uids,omitempty"`
 	// Most jobs that have not ended; default 1,000,000.
 	MaxActiveJobs uint32 `protobuf:"varint,12,opt,name=max_active_jobs,json=maxActiveJobs,proto3" json:"max_active_jobs,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Absolute path of a program that runs as root on each node before the first task of a job there; an exit code other than 0
+	// fails the node's preparation and is charged to the node. Empty: none.
+	Prolog string `protobuf:"bytes,13,opt,name=prolog,proto3" json:"prolog,omitempty"`
+	// As prolog, after the last task of a job; a failure is a condition of the node.
+	Epilog string `protobuf:"bytes,14,opt,name=epilog,proto3" json:"epilog,omitempty"`
+	// Program that runs as the user before each task, before the step's own (TaskOptions.task_prolog). Empty: none.
+	TaskProlog string `protobuf:"bytes,15,opt,name=task_prolog,json=taskProlog,proto3" json:"task_prolog,omitempty"`
+	// Program that runs as the user after each task. Empty: none.
+	TaskEpilog string `protobuf:"bytes,16,opt,name=task_epilog,json=taskEpilog,proto3" json:"task_epilog,omitempty"`
+	// Time limit of prolog and epilog in seconds; default 300.
+	PrologTimeoutS uint32 `protobuf:"varint,17,opt,name=prolog_timeout_s,json=prologTimeoutS,proto3" json:"prolog_timeout_s,omitempty"`
+	// Checks of the nodes, at most 32.
+	HealthChecks []*HealthCheck `protobuf:"bytes,18,rep,name=health_checks,json=healthChecks,proto3" json:"health_checks,omitempty"`
+	// Most nodes, in percent, that checks may drain within an hour; default 5, at least one node.
+	HealthDrainPercent uint32 `protobuf:"varint,19,opt,name=health_drain_percent,json=healthDrainPercent,proto3" json:"health_drain_percent,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *Settings) Reset() {
 	*x = Settings{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[5]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -773,7 +1227,7 @@ func (x *Settings) String() string {
 func (*Settings) ProtoMessage() {}
 
 func (x *Settings) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[5]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -786,7 +1240,7 @@ func (x *Settings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settings.ProtoReflect.Descriptor instead.
 func (*Settings) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{5}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Settings) GetLeaseMs() uint32 {
@@ -873,6 +1327,156 @@ func (x *Settings) GetMaxActiveJobs() uint32 {
 	return 0
 }
 
+func (x *Settings) GetProlog() string {
+	if x != nil {
+		return x.Prolog
+	}
+	return ""
+}
+
+func (x *Settings) GetEpilog() string {
+	if x != nil {
+		return x.Epilog
+	}
+	return ""
+}
+
+func (x *Settings) GetTaskProlog() string {
+	if x != nil {
+		return x.TaskProlog
+	}
+	return ""
+}
+
+func (x *Settings) GetTaskEpilog() string {
+	if x != nil {
+		return x.TaskEpilog
+	}
+	return ""
+}
+
+func (x *Settings) GetPrologTimeoutS() uint32 {
+	if x != nil {
+		return x.PrologTimeoutS
+	}
+	return 0
+}
+
+func (x *Settings) GetHealthChecks() []*HealthCheck {
+	if x != nil {
+		return x.HealthChecks
+	}
+	return nil
+}
+
+func (x *Settings) GetHealthDrainPercent() uint32 {
+	if x != nil {
+		return x.HealthDrainPercent
+	}
+	return 0
+}
+
+// HealthCheck is a site's program that looks at a node. Exit code 0 clears what it found before. Otherwise the node has a condition
+// with the last line of its output as the reason; a line of JSON may say more, see docs/design/health.md.
+type HealthCheck struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name, unique.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Absolute path and arguments.
+	Command []string `protobuf:"bytes,2,rep,name=command,proto3" json:"command,omitempty"`
+	// When it runs.
+	Times []CheckTime `protobuf:"varint,3,rep,packed,name=times,proto3,enum=muster.api.v1.CheckTime" json:"times,omitempty"`
+	// Seconds between runs; default 300.
+	IntervalS uint32 `protobuf:"varint,4,opt,name=interval_s,json=intervalS,proto3" json:"interval_s,omitempty"`
+	// Seconds it may take; default 60. A check that takes longer is killed; that means unknown, not failed.
+	TimeoutS uint32 `protobuf:"varint,5,opt,name=timeout_s,json=timeoutS,proto3" json:"timeout_s,omitempty"`
+	// What a failure means; default FAILED.
+	Severity ConditionSeverity `protobuf:"varint,6,opt,name=severity,proto3,enum=muster.api.v1.ConditionSeverity" json:"severity,omitempty"`
+	// A failure ends the work on the node.
+	EndsWork      bool `protobuf:"varint,7,opt,name=ends_work,json=endsWork,proto3" json:"ends_work,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HealthCheck) Reset() {
+	*x = HealthCheck{}
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HealthCheck) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HealthCheck) ProtoMessage() {}
+
+func (x *HealthCheck) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HealthCheck.ProtoReflect.Descriptor instead.
+func (*HealthCheck) Descriptor() ([]byte, []int) {
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *HealthCheck) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *HealthCheck) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *HealthCheck) GetTimes() []CheckTime {
+	if x != nil {
+		return x.Times
+	}
+	return nil
+}
+
+func (x *HealthCheck) GetIntervalS() uint32 {
+	if x != nil {
+		return x.IntervalS
+	}
+	return 0
+}
+
+func (x *HealthCheck) GetTimeoutS() uint32 {
+	if x != nil {
+		return x.TimeoutS
+	}
+	return 0
+}
+
+func (x *HealthCheck) GetSeverity() ConditionSeverity {
+	if x != nil {
+		return x.Severity
+	}
+	return ConditionSeverity_CONDITION_SEVERITY_UNSPECIFIED
+}
+
+func (x *HealthCheck) GetEndsWork() bool {
+	if x != nil {
+		return x.EndsWork
+	}
+	return false
+}
+
 // Configuration is the replicated configuration.
 type Configuration struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -888,7 +1492,7 @@ type Configuration struct {
 
 func (x *Configuration) Reset() {
 	*x = Configuration{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[6]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -900,7 +1504,7 @@ func (x *Configuration) String() string {
 func (*Configuration) ProtoMessage() {}
 
 func (x *Configuration) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[6]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -913,7 +1517,7 @@ func (x *Configuration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Configuration.ProtoReflect.Descriptor instead.
 func (*Configuration) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{6}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Configuration) GetClusterName() string {
@@ -969,7 +1573,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[7]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -981,7 +1585,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[7]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -994,7 +1598,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{7}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Member) GetId() string {
@@ -1087,7 +1691,7 @@ type SilentNode struct {
 
 func (x *SilentNode) Reset() {
 	*x = SilentNode{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[8]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1703,7 @@ func (x *SilentNode) String() string {
 func (*SilentNode) ProtoMessage() {}
 
 func (x *SilentNode) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[8]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1716,7 @@ func (x *SilentNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SilentNode.ProtoReflect.Descriptor instead.
 func (*SilentNode) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{8}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SilentNode) GetNode() uint32 {
@@ -1142,7 +1746,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[9]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1154,7 +1758,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[9]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1167,7 +1771,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{9}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListNodesRequest) GetNames() []string {
@@ -1201,7 +1805,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[10]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1817,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[10]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1830,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{10}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -1281,7 +1885,7 @@ type UpdateNodesRequest struct {
 
 func (x *UpdateNodesRequest) Reset() {
 	*x = UpdateNodesRequest{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[11]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1293,7 +1897,7 @@ func (x *UpdateNodesRequest) String() string {
 func (*UpdateNodesRequest) ProtoMessage() {}
 
 func (x *UpdateNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[11]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1306,7 +1910,7 @@ func (x *UpdateNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateNodesRequest.ProtoReflect.Descriptor instead.
 func (*UpdateNodesRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{11}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *UpdateNodesRequest) GetRequestId() string {
@@ -1418,7 +2022,7 @@ type UpdateNodesResponse struct {
 
 func (x *UpdateNodesResponse) Reset() {
 	*x = UpdateNodesResponse{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[12]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1430,7 +2034,7 @@ func (x *UpdateNodesResponse) String() string {
 func (*UpdateNodesResponse) ProtoMessage() {}
 
 func (x *UpdateNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[12]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1443,7 +2047,7 @@ func (x *UpdateNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateNodesResponse.ProtoReflect.Descriptor instead.
 func (*UpdateNodesResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{12}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *UpdateNodesResponse) GetRefusals() []*ErrorDetail {
@@ -1471,7 +2075,7 @@ type GetClusterRequest struct {
 
 func (x *GetClusterRequest) Reset() {
 	*x = GetClusterRequest{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[13]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1483,7 +2087,7 @@ func (x *GetClusterRequest) String() string {
 func (*GetClusterRequest) ProtoMessage() {}
 
 func (x *GetClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[13]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1496,7 +2100,7 @@ func (x *GetClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{13}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetClusterRequest) GetRead() *ReadOptions {
@@ -1533,7 +2137,7 @@ type GetClusterResponse struct {
 
 func (x *GetClusterResponse) Reset() {
 	*x = GetClusterResponse{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[14]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1545,7 +2149,7 @@ func (x *GetClusterResponse) String() string {
 func (*GetClusterResponse) ProtoMessage() {}
 
 func (x *GetClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[14]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1558,7 +2162,7 @@ func (x *GetClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{14}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetClusterResponse) GetConfiguration() *Configuration {
@@ -1647,7 +2251,7 @@ type SchedulerStatus struct {
 
 func (x *SchedulerStatus) Reset() {
 	*x = SchedulerStatus{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[15]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1659,7 +2263,7 @@ func (x *SchedulerStatus) String() string {
 func (*SchedulerStatus) ProtoMessage() {}
 
 func (x *SchedulerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[15]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1672,7 +2276,7 @@ func (x *SchedulerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SchedulerStatus.ProtoReflect.Descriptor instead.
 func (*SchedulerStatus) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SchedulerStatus) GetPasses() uint64 {
@@ -1739,7 +2343,7 @@ type ConfigureRequest struct {
 
 func (x *ConfigureRequest) Reset() {
 	*x = ConfigureRequest{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[16]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1751,7 +2355,7 @@ func (x *ConfigureRequest) String() string {
 func (*ConfigureRequest) ProtoMessage() {}
 
 func (x *ConfigureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[16]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1764,7 +2368,7 @@ func (x *ConfigureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureRequest.ProtoReflect.Descriptor instead.
 func (*ConfigureRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{16}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ConfigureRequest) GetRequestId() string {
@@ -1799,7 +2403,7 @@ type ConfigureResponse struct {
 
 func (x *ConfigureResponse) Reset() {
 	*x = ConfigureResponse{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[17]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1811,7 +2415,7 @@ func (x *ConfigureResponse) String() string {
 func (*ConfigureResponse) ProtoMessage() {}
 
 func (x *ConfigureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[17]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1824,7 +2428,7 @@ func (x *ConfigureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureResponse.ProtoReflect.Descriptor instead.
 func (*ConfigureResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{17}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ConfigureResponse) GetRevision() *Revision {
@@ -1853,7 +2457,7 @@ type ChangeMemberRequest struct {
 
 func (x *ChangeMemberRequest) Reset() {
 	*x = ChangeMemberRequest{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[18]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1865,7 +2469,7 @@ func (x *ChangeMemberRequest) String() string {
 func (*ChangeMemberRequest) ProtoMessage() {}
 
 func (x *ChangeMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[18]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1878,7 +2482,7 @@ func (x *ChangeMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeMemberRequest.ProtoReflect.Descriptor instead.
 func (*ChangeMemberRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{18}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ChangeMemberRequest) GetChange() isChangeMemberRequest_Change {
@@ -1983,7 +2587,7 @@ type ChangeMemberResponse struct {
 
 func (x *ChangeMemberResponse) Reset() {
 	*x = ChangeMemberResponse{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[19]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1995,7 +2599,7 @@ func (x *ChangeMemberResponse) String() string {
 func (*ChangeMemberResponse) ProtoMessage() {}
 
 func (x *ChangeMemberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[19]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2008,7 +2612,7 @@ func (x *ChangeMemberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeMemberResponse.ProtoReflect.Descriptor instead.
 func (*ChangeMemberResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{19}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ChangeMemberResponse) GetMembers() []*Member {
@@ -2035,7 +2639,7 @@ type PutBlobRequest struct {
 
 func (x *PutBlobRequest) Reset() {
 	*x = PutBlobRequest{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[20]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2047,7 +2651,7 @@ func (x *PutBlobRequest) String() string {
 func (*PutBlobRequest) ProtoMessage() {}
 
 func (x *PutBlobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[20]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2060,7 +2664,7 @@ func (x *PutBlobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutBlobRequest.ProtoReflect.Descriptor instead.
 func (*PutBlobRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{20}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PutBlobRequest) GetSha256() string {
@@ -2102,7 +2706,7 @@ type PutBlobResponse struct {
 
 func (x *PutBlobResponse) Reset() {
 	*x = PutBlobResponse{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[21]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2114,7 +2718,7 @@ func (x *PutBlobResponse) String() string {
 func (*PutBlobResponse) ProtoMessage() {}
 
 func (x *PutBlobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[21]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2127,7 +2731,7 @@ func (x *PutBlobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutBlobResponse.ProtoReflect.Descriptor instead.
 func (*PutBlobResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{21}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PutBlobResponse) GetStored() uint64 {
@@ -2150,7 +2754,7 @@ type GetBlobRequest struct {
 
 func (x *GetBlobRequest) Reset() {
 	*x = GetBlobRequest{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[22]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2162,7 +2766,7 @@ func (x *GetBlobRequest) String() string {
 func (*GetBlobRequest) ProtoMessage() {}
 
 func (x *GetBlobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[22]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2175,7 +2779,7 @@ func (x *GetBlobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBlobRequest.ProtoReflect.Descriptor instead.
 func (*GetBlobRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{22}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GetBlobRequest) GetSha256() string {
@@ -2203,7 +2807,7 @@ type GetBlobResponse struct {
 
 func (x *GetBlobResponse) Reset() {
 	*x = GetBlobResponse{}
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[23]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2215,7 +2819,7 @@ func (x *GetBlobResponse) String() string {
 func (*GetBlobResponse) ProtoMessage() {}
 
 func (x *GetBlobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_cluster_proto_msgTypes[23]
+	mi := &file_muster_api_v1_cluster_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2228,7 +2832,7 @@ func (x *GetBlobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBlobResponse.ProtoReflect.Descriptor instead.
 func (*GetBlobResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{23}
+	return file_muster_api_v1_cluster_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GetBlobResponse) GetData() []byte {
@@ -2242,12 +2846,38 @@ var File_muster_api_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_muster_api_v1_cluster_proto_rawDesc = "" +
 	"\n" +
-	"\x1bmuster/api/v1/cluster.proto\x12\rmuster.api.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1amuster/api/v1/common.proto\"`\n" +
+	"\x1bmuster/api/v1/cluster.proto\x12\rmuster.api.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1amuster/api/v1/common.proto\x1a\x17muster/api/v1/job.proto\"\x91\x02\n" +
 	"\x03Gpu\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x12\n" +
 	"\x04uuid\x18\x03 \x01(\tR\x04uuid\x12\x1b\n" +
-	"\tmemory_mb\x18\x04 \x01(\x04R\bmemoryMb\"\xb4\x04\n" +
+	"\tmemory_mb\x18\x04 \x01(\x04R\bmemoryMb\x12\x10\n" +
+	"\x03pci\x18\x05 \x01(\tR\x03pci\x12\x12\n" +
+	"\x04numa\x18\x06 \x01(\x05R\x04numa\x12\x19\n" +
+	"\bcpu_mask\x18\a \x03(\x04R\acpuMask\x12\"\n" +
+	"\n" +
+	"mig_parent\x18\b \x01(\rH\x00R\tmigParent\x88\x01\x01\x12!\n" +
+	"\fdevice_files\x18\t \x03(\tR\vdeviceFiles\x12\x18\n" +
+	"\anvlinks\x18\n" +
+	" \x03(\rR\anvlinksB\r\n" +
+	"\v_mig_parent\"g\n" +
+	"\x04Gres\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04type\x18\x02 \x01(\tR\x04type\x12\x14\n" +
+	"\x05count\x18\x03 \x01(\rR\x05count\x12!\n" +
+	"\fdevice_files\x18\x04 \x03(\tR\vdeviceFiles\"\xde\x02\n" +
+	"\tCondition\x12\x14\n" +
+	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x12\n" +
+	"\x04code\x18\x02 \x01(\tR\x04code\x12<\n" +
+	"\bseverity\x18\x03 \x01(\x0e2 .muster.api.v1.ConditionSeverityR\bseverity\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x16\n" +
+	"\x06clears\x18\x05 \x01(\tR\x06clears\x12\x19\n" +
+	"\bgpu_mask\x18\x06 \x03(\x04R\agpuMask\x12\x19\n" +
+	"\bcpu_mask\x18\a \x03(\x04R\acpuMask\x120\n" +
+	"\x05since\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x124\n" +
+	"\aexpires\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x1b\n" +
+	"\tends_work\x18\n" +
+	" \x01(\bR\bendsWork\"\xdd\x04\n" +
 	"\bNodeSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12#\n" +
 	"\ragent_address\x18\x02 \x01(\tR\fagentAddress\x12!\n" +
@@ -2265,10 +2895,11 @@ const file_muster_api_v1_cluster_proto_rawDesc = "" +
 	"\ragent_version\x18\r \x01(\tR\fagentVersion\x12\x1a\n" +
 	"\bdeclared\x18\x0e \x01(\bR\bdeclared\x12 \n" +
 	"\vlimitations\x18\x0f \x03(\tR\vlimitations\x127\n" +
-	"\tboot_time\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\bbootTime\"9\n" +
+	"\tboot_time\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\bbootTime\x12'\n" +
+	"\x04gres\x18\x11 \x03(\v2\x13.muster.api.v1.GresR\x04gres\"9\n" +
 	"\bInstance\x12\x17\n" +
 	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x12\x14\n" +
-	"\x05nonce\x18\x02 \x01(\tR\x05nonce\"\xc1\x06\n" +
+	"\x05nonce\x18\x02 \x01(\tR\x05nonce\"\xf8\b\n" +
 	"\x04Node\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x123\n" +
 	"\brevision\x18\x02 \x01(\v2\x17.muster.api.v1.RevisionR\brevision\x12+\n" +
@@ -2291,7 +2922,15 @@ const file_muster_api_v1_cluster_proto_rawDesc = "" +
 	"\x13gpus_allocated_mask\x18\x11 \x03(\x04R\x11gpusAllocatedMask\x12@\n" +
 	"\x0elast_busy_time\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\flastBusyTime\x12.\n" +
 	"\x13cpus_allocated_mask\x18\x13 \x03(\x04R\x11cpusAllocatedMask\x12&\n" +
-	"\x0flost_on_silence\x18\x14 \x01(\bR\rlostOnSilence\"\xc6\x02\n" +
+	"\x0flost_on_silence\x18\x14 \x01(\bR\rlostOnSilence\x128\n" +
+	"\n" +
+	"conditions\x18\x15 \x03(\v2\x18.muster.api.v1.ConditionR\n" +
+	"conditions\x12*\n" +
+	"\x11drained_by_health\x18\x16 \x01(\bR\x0fdrainedByHealth\x122\n" +
+	"\x15health_drain_withheld\x18\x17 \x01(\bR\x13healthDrainWithheld\x12,\n" +
+	"\x12gpus_unusable_mask\x18\x18 \x03(\x04R\x10gpusUnusableMask\x12,\n" +
+	"\x12cpus_unusable_mask\x18\x19 \x03(\x04R\x10cpusUnusableMask\x12?\n" +
+	"\x0egres_allocated\x18\x1a \x03(\v2\x18.muster.api.v1.GresShareR\rgresAllocated\"\xc6\x02\n" +
 	"\tPartition\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05nodes\x18\x02 \x01(\tR\x05nodes\x12\x1d\n" +
@@ -2305,7 +2944,7 @@ const file_muster_api_v1_cluster_proto_rawDesc = "" +
 	"\x04down\x18\b \x01(\bR\x04down\x12\x1c\n" +
 	"\texclusive\x18\t \x01(\bR\texclusive\x128\n" +
 	"\x19default_memory_per_cpu_mb\x18\n" +
-	" \x01(\x04R\x15defaultMemoryPerCpuMb\"\xf5\x03\n" +
+	" \x01(\x04R\x15defaultMemoryPerCpuMb\"\x84\x06\n" +
 	"\bSettings\x12\x19\n" +
 	"\blease_ms\x18\x01 \x01(\rR\aleaseMs\x12&\n" +
 	"\x0ffence_window_ms\x18\x02 \x01(\rR\rfenceWindowMs\x12\"\n" +
@@ -2321,7 +2960,25 @@ const file_muster_api_v1_cluster_proto_rawDesc = "" +
 	" \x01(\tR\n" +
 	"submitHook\x12#\n" +
 	"\roperator_uids\x18\v \x03(\rR\foperatorUids\x12&\n" +
-	"\x0fmax_active_jobs\x18\f \x01(\rR\rmaxActiveJobs\"\xa1\x01\n" +
+	"\x0fmax_active_jobs\x18\f \x01(\rR\rmaxActiveJobs\x12\x16\n" +
+	"\x06prolog\x18\r \x01(\tR\x06prolog\x12\x16\n" +
+	"\x06epilog\x18\x0e \x01(\tR\x06epilog\x12\x1f\n" +
+	"\vtask_prolog\x18\x0f \x01(\tR\n" +
+	"taskProlog\x12\x1f\n" +
+	"\vtask_epilog\x18\x10 \x01(\tR\n" +
+	"taskEpilog\x12(\n" +
+	"\x10prolog_timeout_s\x18\x11 \x01(\rR\x0eprologTimeoutS\x12?\n" +
+	"\rhealth_checks\x18\x12 \x03(\v2\x1a.muster.api.v1.HealthCheckR\fhealthChecks\x120\n" +
+	"\x14health_drain_percent\x18\x13 \x01(\rR\x12healthDrainPercent\"\x82\x02\n" +
+	"\vHealthCheck\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\acommand\x18\x02 \x03(\tR\acommand\x12.\n" +
+	"\x05times\x18\x03 \x03(\x0e2\x18.muster.api.v1.CheckTimeR\x05times\x12\x1d\n" +
+	"\n" +
+	"interval_s\x18\x04 \x01(\rR\tintervalS\x12\x1b\n" +
+	"\ttimeout_s\x18\x05 \x01(\rR\btimeoutS\x12<\n" +
+	"\bseverity\x18\x06 \x01(\x0e2 .muster.api.v1.ConditionSeverityR\bseverity\x12\x1b\n" +
+	"\tends_work\x18\a \x01(\bR\bendsWork\"\xa1\x01\n" +
 	"\rConfiguration\x12!\n" +
 	"\fcluster_name\x18\x01 \x01(\tR\vclusterName\x128\n" +
 	"\n" +
@@ -2429,7 +3086,19 @@ const file_muster_api_v1_cluster_proto_rawDesc = "" +
 	"\tNodeState\x12\x1a\n" +
 	"\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rNODE_STATE_UP\x10\x01\x12\x13\n" +
-	"\x0fNODE_STATE_DOWN\x10\x022\xd5\x04\n" +
+	"\x0fNODE_STATE_DOWN\x10\x02*\x94\x01\n" +
+	"\x11ConditionSeverity\x12\"\n" +
+	"\x1eCONDITION_SEVERITY_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17CONDITION_SEVERITY_INFO\x10\x01\x12\x1f\n" +
+	"\x1bCONDITION_SEVERITY_DEGRADED\x10\x02\x12\x1d\n" +
+	"\x19CONDITION_SEVERITY_FAILED\x10\x03*\xa5\x01\n" +
+	"\tCheckTime\x12\x1a\n" +
+	"\x16CHECK_TIME_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13CHECK_TIME_PERIODIC\x10\x01\x12\x19\n" +
+	"\x15CHECK_TIME_BEFORE_JOB\x10\x02\x12\x18\n" +
+	"\x14CHECK_TIME_AFTER_JOB\x10\x03\x12\x19\n" +
+	"\x15CHECK_TIME_ON_FAILURE\x10\x04\x12\x13\n" +
+	"\x0fCHECK_TIME_IDLE\x10\x052\xd5\x04\n" +
 	"\x0eClusterService\x12S\n" +
 	"\tListNodes\x12\x1f.muster.api.v1.ListNodesRequest\x1a .muster.api.v1.ListNodesResponse\"\x03\x90\x02\x01\x12T\n" +
 	"\vUpdateNodes\x12!.muster.api.v1.UpdateNodesRequest\x1a\".muster.api.v1.UpdateNodesResponse\x12V\n" +
@@ -2452,91 +3121,106 @@ func file_muster_api_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_muster_api_v1_cluster_proto_rawDescData
 }
 
-var file_muster_api_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_muster_api_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_muster_api_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_muster_api_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_muster_api_v1_cluster_proto_goTypes = []any{
 	(NodeState)(0),                // 0: muster.api.v1.NodeState
-	(*Gpu)(nil),                   // 1: muster.api.v1.Gpu
-	(*NodeSpec)(nil),              // 2: muster.api.v1.NodeSpec
-	(*Instance)(nil),              // 3: muster.api.v1.Instance
-	(*Node)(nil),                  // 4: muster.api.v1.Node
-	(*Partition)(nil),             // 5: muster.api.v1.Partition
-	(*Settings)(nil),              // 6: muster.api.v1.Settings
-	(*Configuration)(nil),         // 7: muster.api.v1.Configuration
-	(*Member)(nil),                // 8: muster.api.v1.Member
-	(*SilentNode)(nil),            // 9: muster.api.v1.SilentNode
-	(*ListNodesRequest)(nil),      // 10: muster.api.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),     // 11: muster.api.v1.ListNodesResponse
-	(*UpdateNodesRequest)(nil),    // 12: muster.api.v1.UpdateNodesRequest
-	(*UpdateNodesResponse)(nil),   // 13: muster.api.v1.UpdateNodesResponse
-	(*GetClusterRequest)(nil),     // 14: muster.api.v1.GetClusterRequest
-	(*GetClusterResponse)(nil),    // 15: muster.api.v1.GetClusterResponse
-	(*SchedulerStatus)(nil),       // 16: muster.api.v1.SchedulerStatus
-	(*ConfigureRequest)(nil),      // 17: muster.api.v1.ConfigureRequest
-	(*ConfigureResponse)(nil),     // 18: muster.api.v1.ConfigureResponse
-	(*ChangeMemberRequest)(nil),   // 19: muster.api.v1.ChangeMemberRequest
-	(*ChangeMemberResponse)(nil),  // 20: muster.api.v1.ChangeMemberResponse
-	(*PutBlobRequest)(nil),        // 21: muster.api.v1.PutBlobRequest
-	(*PutBlobResponse)(nil),       // 22: muster.api.v1.PutBlobResponse
-	(*GetBlobRequest)(nil),        // 23: muster.api.v1.GetBlobRequest
-	(*GetBlobResponse)(nil),       // 24: muster.api.v1.GetBlobResponse
-	nil,                           // 25: muster.api.v1.GetClusterResponse.JobsByStateEntry
-	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
-	(*Revision)(nil),              // 27: muster.api.v1.Revision
-	(*ReadOptions)(nil),           // 28: muster.api.v1.ReadOptions
-	(*ReadInfo)(nil),              // 29: muster.api.v1.ReadInfo
-	(*ErrorDetail)(nil),           // 30: muster.api.v1.ErrorDetail
+	(ConditionSeverity)(0),        // 1: muster.api.v1.ConditionSeverity
+	(CheckTime)(0),                // 2: muster.api.v1.CheckTime
+	(*Gpu)(nil),                   // 3: muster.api.v1.Gpu
+	(*Gres)(nil),                  // 4: muster.api.v1.Gres
+	(*Condition)(nil),             // 5: muster.api.v1.Condition
+	(*NodeSpec)(nil),              // 6: muster.api.v1.NodeSpec
+	(*Instance)(nil),              // 7: muster.api.v1.Instance
+	(*Node)(nil),                  // 8: muster.api.v1.Node
+	(*Partition)(nil),             // 9: muster.api.v1.Partition
+	(*Settings)(nil),              // 10: muster.api.v1.Settings
+	(*HealthCheck)(nil),           // 11: muster.api.v1.HealthCheck
+	(*Configuration)(nil),         // 12: muster.api.v1.Configuration
+	(*Member)(nil),                // 13: muster.api.v1.Member
+	(*SilentNode)(nil),            // 14: muster.api.v1.SilentNode
+	(*ListNodesRequest)(nil),      // 15: muster.api.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),     // 16: muster.api.v1.ListNodesResponse
+	(*UpdateNodesRequest)(nil),    // 17: muster.api.v1.UpdateNodesRequest
+	(*UpdateNodesResponse)(nil),   // 18: muster.api.v1.UpdateNodesResponse
+	(*GetClusterRequest)(nil),     // 19: muster.api.v1.GetClusterRequest
+	(*GetClusterResponse)(nil),    // 20: muster.api.v1.GetClusterResponse
+	(*SchedulerStatus)(nil),       // 21: muster.api.v1.SchedulerStatus
+	(*ConfigureRequest)(nil),      // 22: muster.api.v1.ConfigureRequest
+	(*ConfigureResponse)(nil),     // 23: muster.api.v1.ConfigureResponse
+	(*ChangeMemberRequest)(nil),   // 24: muster.api.v1.ChangeMemberRequest
+	(*ChangeMemberResponse)(nil),  // 25: muster.api.v1.ChangeMemberResponse
+	(*PutBlobRequest)(nil),        // 26: muster.api.v1.PutBlobRequest
+	(*PutBlobResponse)(nil),       // 27: muster.api.v1.PutBlobResponse
+	(*GetBlobRequest)(nil),        // 28: muster.api.v1.GetBlobRequest
+	(*GetBlobResponse)(nil),       // 29: muster.api.v1.GetBlobResponse
+	nil,                           // 30: muster.api.v1.GetClusterResponse.JobsByStateEntry
+	(*timestamppb.Timestamp)(nil), // 31: google.protobuf.Timestamp
+	(*Revision)(nil),              // 32: muster.api.v1.Revision
+	(*GresShare)(nil),             // 33: muster.api.v1.GresShare
+	(*ReadOptions)(nil),           // 34: muster.api.v1.ReadOptions
+	(*ReadInfo)(nil),              // 35: muster.api.v1.ReadInfo
+	(*ErrorDetail)(nil),           // 36: muster.api.v1.ErrorDetail
 }
 var file_muster_api_v1_cluster_proto_depIdxs = []int32{
-	1,  // 0: muster.api.v1.NodeSpec.gpus:type_name -> muster.api.v1.Gpu
-	26, // 1: muster.api.v1.NodeSpec.boot_time:type_name -> google.protobuf.Timestamp
-	27, // 2: muster.api.v1.Node.revision:type_name -> muster.api.v1.Revision
-	2,  // 3: muster.api.v1.Node.spec:type_name -> muster.api.v1.NodeSpec
-	3,  // 4: muster.api.v1.Node.instance:type_name -> muster.api.v1.Instance
-	0,  // 5: muster.api.v1.Node.state:type_name -> muster.api.v1.NodeState
-	26, // 6: muster.api.v1.Node.reason_time:type_name -> google.protobuf.Timestamp
-	26, // 7: muster.api.v1.Node.join_time:type_name -> google.protobuf.Timestamp
-	26, // 8: muster.api.v1.Node.last_busy_time:type_name -> google.protobuf.Timestamp
-	5,  // 9: muster.api.v1.Configuration.partitions:type_name -> muster.api.v1.Partition
-	6,  // 10: muster.api.v1.Configuration.settings:type_name -> muster.api.v1.Settings
-	28, // 11: muster.api.v1.ListNodesRequest.read:type_name -> muster.api.v1.ReadOptions
-	4,  // 12: muster.api.v1.ListNodesResponse.nodes:type_name -> muster.api.v1.Node
-	5,  // 13: muster.api.v1.ListNodesResponse.partitions:type_name -> muster.api.v1.Partition
-	29, // 14: muster.api.v1.ListNodesResponse.info:type_name -> muster.api.v1.ReadInfo
-	9,  // 15: muster.api.v1.ListNodesResponse.silent:type_name -> muster.api.v1.SilentNode
-	30, // 16: muster.api.v1.UpdateNodesResponse.refusals:type_name -> muster.api.v1.ErrorDetail
-	27, // 17: muster.api.v1.UpdateNodesResponse.revision:type_name -> muster.api.v1.Revision
-	28, // 18: muster.api.v1.GetClusterRequest.read:type_name -> muster.api.v1.ReadOptions
-	7,  // 19: muster.api.v1.GetClusterResponse.configuration:type_name -> muster.api.v1.Configuration
-	8,  // 20: muster.api.v1.GetClusterResponse.members:type_name -> muster.api.v1.Member
-	29, // 21: muster.api.v1.GetClusterResponse.info:type_name -> muster.api.v1.ReadInfo
-	16, // 22: muster.api.v1.GetClusterResponse.scheduler:type_name -> muster.api.v1.SchedulerStatus
-	25, // 23: muster.api.v1.GetClusterResponse.jobs_by_state:type_name -> muster.api.v1.GetClusterResponse.JobsByStateEntry
-	26, // 24: muster.api.v1.SchedulerStatus.last_pass_time:type_name -> google.protobuf.Timestamp
-	7,  // 25: muster.api.v1.ConfigureRequest.configuration:type_name -> muster.api.v1.Configuration
-	27, // 26: muster.api.v1.ConfigureRequest.expected:type_name -> muster.api.v1.Revision
-	27, // 27: muster.api.v1.ConfigureResponse.revision:type_name -> muster.api.v1.Revision
-	8,  // 28: muster.api.v1.ChangeMemberRequest.add_learner:type_name -> muster.api.v1.Member
-	8,  // 29: muster.api.v1.ChangeMemberResponse.members:type_name -> muster.api.v1.Member
-	10, // 30: muster.api.v1.ClusterService.ListNodes:input_type -> muster.api.v1.ListNodesRequest
-	12, // 31: muster.api.v1.ClusterService.UpdateNodes:input_type -> muster.api.v1.UpdateNodesRequest
-	14, // 32: muster.api.v1.ClusterService.GetCluster:input_type -> muster.api.v1.GetClusterRequest
-	17, // 33: muster.api.v1.ClusterService.Configure:input_type -> muster.api.v1.ConfigureRequest
-	19, // 34: muster.api.v1.ClusterService.ChangeMember:input_type -> muster.api.v1.ChangeMemberRequest
-	21, // 35: muster.api.v1.ClusterService.PutBlob:input_type -> muster.api.v1.PutBlobRequest
-	23, // 36: muster.api.v1.ClusterService.GetBlob:input_type -> muster.api.v1.GetBlobRequest
-	11, // 37: muster.api.v1.ClusterService.ListNodes:output_type -> muster.api.v1.ListNodesResponse
-	13, // 38: muster.api.v1.ClusterService.UpdateNodes:output_type -> muster.api.v1.UpdateNodesResponse
-	15, // 39: muster.api.v1.ClusterService.GetCluster:output_type -> muster.api.v1.GetClusterResponse
-	18, // 40: muster.api.v1.ClusterService.Configure:output_type -> muster.api.v1.ConfigureResponse
-	20, // 41: muster.api.v1.ClusterService.ChangeMember:output_type -> muster.api.v1.ChangeMemberResponse
-	22, // 42: muster.api.v1.ClusterService.PutBlob:output_type -> muster.api.v1.PutBlobResponse
-	24, // 43: muster.api.v1.ClusterService.GetBlob:output_type -> muster.api.v1.GetBlobResponse
-	37, // [37:44] is the sub-list for method output_type
-	30, // [30:37] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	1,  // 0: muster.api.v1.Condition.severity:type_name -> muster.api.v1.ConditionSeverity
+	31, // 1: muster.api.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	31, // 2: muster.api.v1.Condition.expires:type_name -> google.protobuf.Timestamp
+	3,  // 3: muster.api.v1.NodeSpec.gpus:type_name -> muster.api.v1.Gpu
+	31, // 4: muster.api.v1.NodeSpec.boot_time:type_name -> google.protobuf.Timestamp
+	4,  // 5: muster.api.v1.NodeSpec.gres:type_name -> muster.api.v1.Gres
+	32, // 6: muster.api.v1.Node.revision:type_name -> muster.api.v1.Revision
+	6,  // 7: muster.api.v1.Node.spec:type_name -> muster.api.v1.NodeSpec
+	7,  // 8: muster.api.v1.Node.instance:type_name -> muster.api.v1.Instance
+	0,  // 9: muster.api.v1.Node.state:type_name -> muster.api.v1.NodeState
+	31, // 10: muster.api.v1.Node.reason_time:type_name -> google.protobuf.Timestamp
+	31, // 11: muster.api.v1.Node.join_time:type_name -> google.protobuf.Timestamp
+	31, // 12: muster.api.v1.Node.last_busy_time:type_name -> google.protobuf.Timestamp
+	5,  // 13: muster.api.v1.Node.conditions:type_name -> muster.api.v1.Condition
+	33, // 14: muster.api.v1.Node.gres_allocated:type_name -> muster.api.v1.GresShare
+	11, // 15: muster.api.v1.Settings.health_checks:type_name -> muster.api.v1.HealthCheck
+	2,  // 16: muster.api.v1.HealthCheck.times:type_name -> muster.api.v1.CheckTime
+	1,  // 17: muster.api.v1.HealthCheck.severity:type_name -> muster.api.v1.ConditionSeverity
+	9,  // 18: muster.api.v1.Configuration.partitions:type_name -> muster.api.v1.Partition
+	10, // 19: muster.api.v1.Configuration.settings:type_name -> muster.api.v1.Settings
+	34, // 20: muster.api.v1.ListNodesRequest.read:type_name -> muster.api.v1.ReadOptions
+	8,  // 21: muster.api.v1.ListNodesResponse.nodes:type_name -> muster.api.v1.Node
+	9,  // 22: muster.api.v1.ListNodesResponse.partitions:type_name -> muster.api.v1.Partition
+	35, // 23: muster.api.v1.ListNodesResponse.info:type_name -> muster.api.v1.ReadInfo
+	14, // 24: muster.api.v1.ListNodesResponse.silent:type_name -> muster.api.v1.SilentNode
+	36, // 25: muster.api.v1.UpdateNodesResponse.refusals:type_name -> muster.api.v1.ErrorDetail
+	32, // 26: muster.api.v1.UpdateNodesResponse.revision:type_name -> muster.api.v1.Revision
+	34, // 27: muster.api.v1.GetClusterRequest.read:type_name -> muster.api.v1.ReadOptions
+	12, // 28: muster.api.v1.GetClusterResponse.configuration:type_name -> muster.api.v1.Configuration
+	13, // 29: muster.api.v1.GetClusterResponse.members:type_name -> muster.api.v1.Member
+	35, // 30: muster.api.v1.GetClusterResponse.info:type_name -> muster.api.v1.ReadInfo
+	21, // 31: muster.api.v1.GetClusterResponse.scheduler:type_name -> muster.api.v1.SchedulerStatus
+	30, // 32: muster.api.v1.GetClusterResponse.jobs_by_state:type_name -> muster.api.v1.GetClusterResponse.JobsByStateEntry
+	31, // 33: muster.api.v1.SchedulerStatus.last_pass_time:type_name -> google.protobuf.Timestamp
+	12, // 34: muster.api.v1.ConfigureRequest.configuration:type_name -> muster.api.v1.Configuration
+	32, // 35: muster.api.v1.ConfigureRequest.expected:type_name -> muster.api.v1.Revision
+	32, // 36: muster.api.v1.ConfigureResponse.revision:type_name -> muster.api.v1.Revision
+	13, // 37: muster.api.v1.ChangeMemberRequest.add_learner:type_name -> muster.api.v1.Member
+	13, // 38: muster.api.v1.ChangeMemberResponse.members:type_name -> muster.api.v1.Member
+	15, // 39: muster.api.v1.ClusterService.ListNodes:input_type -> muster.api.v1.ListNodesRequest
+	17, // 40: muster.api.v1.ClusterService.UpdateNodes:input_type -> muster.api.v1.UpdateNodesRequest
+	19, // 41: muster.api.v1.ClusterService.GetCluster:input_type -> muster.api.v1.GetClusterRequest
+	22, // 42: muster.api.v1.ClusterService.Configure:input_type -> muster.api.v1.ConfigureRequest
+	24, // 43: muster.api.v1.ClusterService.ChangeMember:input_type -> muster.api.v1.ChangeMemberRequest
+	26, // 44: muster.api.v1.ClusterService.PutBlob:input_type -> muster.api.v1.PutBlobRequest
+	28, // 45: muster.api.v1.ClusterService.GetBlob:input_type -> muster.api.v1.GetBlobRequest
+	16, // 46: muster.api.v1.ClusterService.ListNodes:output_type -> muster.api.v1.ListNodesResponse
+	18, // 47: muster.api.v1.ClusterService.UpdateNodes:output_type -> muster.api.v1.UpdateNodesResponse
+	20, // 48: muster.api.v1.ClusterService.GetCluster:output_type -> muster.api.v1.GetClusterResponse
+	23, // 49: muster.api.v1.ClusterService.Configure:output_type -> muster.api.v1.ConfigureResponse
+	25, // 50: muster.api.v1.ClusterService.ChangeMember:output_type -> muster.api.v1.ChangeMemberResponse
+	27, // 51: muster.api.v1.ClusterService.PutBlob:output_type -> muster.api.v1.PutBlobResponse
+	29, // 52: muster.api.v1.ClusterService.GetBlob:output_type -> muster.api.v1.GetBlobResponse
+	46, // [46:53] is the sub-list for method output_type
+	39, // [39:46] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_muster_api_v1_cluster_proto_init() }
@@ -2545,13 +3229,15 @@ func file_muster_api_v1_cluster_proto_init() {
 		return
 	}
 	file_muster_api_v1_common_proto_init()
-	file_muster_api_v1_cluster_proto_msgTypes[11].OneofWrappers = []any{
+	file_muster_api_v1_job_proto_init()
+	file_muster_api_v1_cluster_proto_msgTypes[0].OneofWrappers = []any{}
+	file_muster_api_v1_cluster_proto_msgTypes[14].OneofWrappers = []any{
 		(*UpdateNodesRequest_Drain)(nil),
 		(*UpdateNodesRequest_Resume)(nil),
 		(*UpdateNodesRequest_Down)(nil),
 		(*UpdateNodesRequest_Fenced)(nil),
 	}
-	file_muster_api_v1_cluster_proto_msgTypes[18].OneofWrappers = []any{
+	file_muster_api_v1_cluster_proto_msgTypes[21].OneofWrappers = []any{
 		(*ChangeMemberRequest_AddLearner)(nil),
 		(*ChangeMemberRequest_Promote)(nil),
 		(*ChangeMemberRequest_Remove)(nil),
@@ -2563,8 +3249,8 @@ func file_muster_api_v1_cluster_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_muster_api_v1_cluster_proto_rawDesc), len(file_muster_api_v1_cluster_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   25,
+			NumEnums:      3,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -551,6 +551,22 @@ type ResourceRequest struct {
 	GpusOption string `protobuf:"bytes,17,opt,name=gpus_option,json=gpusOption,proto3" json:"gpus_option,omitempty"`
 	// The job agreed to share what it has (sbatch -s). Kept and shown; nothing is ever shared.
 	Oversubscribe bool `protobuf:"varint,18,opt,name=oversubscribe,proto3" json:"oversubscribe,omitempty"`
+	// Index, from 0, of the first node of the allocation that a step may use (srun --relative).
+	Relative *uint32 `protobuf:"varint,19,opt,name=relative,proto3,oneof" json:"relative,omitempty"`
+	// Steps: take only the CPUs that the tasks ask for, instead of all that the step's nodes have in the allocation.
+	Exact bool `protobuf:"varint,20,opt,name=exact,proto3" json:"exact,omitempty"`
+	// Steps: share devices with other steps, and do not keep others from them.
+	Overlap bool `protobuf:"varint,21,opt,name=overlap,proto3" json:"overlap,omitempty"`
+	// Node name of each rank, in rank order (distribution "arbitrary"); then ntasks is their number.
+	TaskNodes []string `protobuf:"bytes,22,rep,name=task_nodes,json=taskNodes,proto3" json:"task_nodes,omitempty"`
+	// Other devices on each node, and GPUs of several types. Excludes gpus_* for the name "gpu".
+	Gres []*GresRequest `protobuf:"bytes,23,rep,name=gres,proto3" json:"gres,omitempty"`
+	// Tasks for each GPU; then ntasks follows from the GPUs, or the GPUs from ntasks.
+	NtasksPerGpu uint32 `protobuf:"varint,24,opt,name=ntasks_per_gpu,json=ntasksPerGpu,proto3" json:"ntasks_per_gpu,omitempty"`
+	// CPUs for each GPU; excludes cpus_per_task.
+	CpusPerGpu uint32 `protobuf:"varint,25,opt,name=cpus_per_gpu,json=cpusPerGpu,proto3" json:"cpus_per_gpu,omitempty"`
+	// More tasks than CPUs are put on a node (-O).
+	Overcommit    bool `protobuf:"varint,26,opt,name=overcommit,proto3" json:"overcommit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -711,6 +727,126 @@ func (x *ResourceRequest) GetOversubscribe() bool {
 	return false
 }
 
+func (x *ResourceRequest) GetRelative() uint32 {
+	if x != nil && x.Relative != nil {
+		return *x.Relative
+	}
+	return 0
+}
+
+func (x *ResourceRequest) GetExact() bool {
+	if x != nil {
+		return x.Exact
+	}
+	return false
+}
+
+func (x *ResourceRequest) GetOverlap() bool {
+	if x != nil {
+		return x.Overlap
+	}
+	return false
+}
+
+func (x *ResourceRequest) GetTaskNodes() []string {
+	if x != nil {
+		return x.TaskNodes
+	}
+	return nil
+}
+
+func (x *ResourceRequest) GetGres() []*GresRequest {
+	if x != nil {
+		return x.Gres
+	}
+	return nil
+}
+
+func (x *ResourceRequest) GetNtasksPerGpu() uint32 {
+	if x != nil {
+		return x.NtasksPerGpu
+	}
+	return 0
+}
+
+func (x *ResourceRequest) GetCpusPerGpu() uint32 {
+	if x != nil {
+		return x.CpusPerGpu
+	}
+	return 0
+}
+
+func (x *ResourceRequest) GetOvercommit() bool {
+	if x != nil {
+		return x.Overcommit
+	}
+	return false
+}
+
+// GresRequest asks for generic resources on each node.
+type GresRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name, for example "gpu" or "ib".
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Type; empty means any.
+	Type string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
+	// How many on each node.
+	Count         uint32 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GresRequest) Reset() {
+	*x = GresRequest{}
+	mi := &file_muster_api_v1_job_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GresRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GresRequest) ProtoMessage() {}
+
+func (x *GresRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_api_v1_job_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GresRequest.ProtoReflect.Descriptor instead.
+func (*GresRequest) Descriptor() ([]byte, []int) {
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *GresRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *GresRequest) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *GresRequest) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 // TaskOptions say how the tasks of a step are started.
 type TaskOptions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -727,14 +863,39 @@ type TaskOptions struct {
 	// Send stdin to all ranks.
 	StdinAll bool `protobuf:"varint,6,opt,name=stdin_all,json=stdinAll,proto3" json:"stdin_all,omitempty"`
 	// How ranks are laid out over nodes: "block" (default) or "cyclic".
-	Distribution  string `protobuf:"bytes,7,opt,name=distribution,proto3" json:"distribution,omitempty"`
+	Distribution string `protobuf:"bytes,7,opt,name=distribution,proto3" json:"distribution,omitempty"`
+	// Process management interface of the tasks: "none" (default), "pmi1" or "pmi2".
+	Mpi string `protobuf:"bytes,8,opt,name=mpi,proto3" json:"mpi,omitempty"`
+	// How tasks are bound to the step's CPUs: "none", "threads", "cores" (default where there are enough), "sockets", "rank",
+	// "map_cpu:LIST" or "mask_cpu:LIST", with "verbose," before it to say so on stderr.
+	CpuBind string `protobuf:"bytes,9,opt,name=cpu_bind,json=cpuBind,proto3" json:"cpu_bind,omitempty"`
+	// Which of the step's GPUs on its node a task sees: empty (all, or its own with gpus_per_task), "none", "closest", "single:N", "per_task:N",
+	// "map_gpu:LIST" or "mask_gpu:LIST", with "verbose," before it.
+	GpuBind string `protobuf:"bytes,10,opt,name=gpu_bind,json=gpuBind,proto3" json:"gpu_bind,omitempty"`
+	// Rank 0 has a terminal (srun --pty); its output is one stream.
+	Pty bool `protobuf:"varint,11,opt,name=pty,proto3" json:"pty,omitempty"`
+	// Lines of the terminal at the start.
+	PtyRows uint32 `protobuf:"varint,12,opt,name=pty_rows,json=ptyRows,proto3" json:"pty_rows,omitempty"`
+	// Columns of the terminal at the start.
+	PtyColumns uint32 `protobuf:"varint,13,opt,name=pty_columns,json=ptyColumns,proto3" json:"pty_columns,omitempty"`
+	// Programs of ranks that run something else than the step's (srun --multi-prog), every rank exactly once if any is given.
+	Programs []*RankProgram `protobuf:"bytes,14,rep,name=programs,proto3" json:"programs,omitempty"`
+	// Added to the nice value of tasks.
+	Nice int32 `protobuf:"varint,15,opt,name=nice,proto3" json:"nice,omitempty"`
+	// Soft limits of the submitting process that tasks get, as far as the node's hard limits allow.
+	Rlimits []*ResourceLimit `protobuf:"bytes,16,rep,name=rlimits,proto3" json:"rlimits,omitempty"`
+	// Absolute path of a program that runs as the user before each task; lines "export NAME=VALUE", "unset NAME" and "print TEXT" of its
+	// output are carried out.
+	TaskProlog string `protobuf:"bytes,17,opt,name=task_prolog,json=taskProlog,proto3" json:"task_prolog,omitempty"`
+	// Absolute path of a program that runs as the user after each task.
+	TaskEpilog    string `protobuf:"bytes,18,opt,name=task_epilog,json=taskEpilog,proto3" json:"task_epilog,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TaskOptions) Reset() {
 	*x = TaskOptions{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[1]
+	mi := &file_muster_api_v1_job_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -746,7 +907,7 @@ func (x *TaskOptions) String() string {
 func (*TaskOptions) ProtoMessage() {}
 
 func (x *TaskOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[1]
+	mi := &file_muster_api_v1_job_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -759,7 +920,7 @@ func (x *TaskOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskOptions.ProtoReflect.Descriptor instead.
 func (*TaskOptions) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{1}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *TaskOptions) GetLabel() bool {
@@ -809,6 +970,257 @@ func (x *TaskOptions) GetDistribution() string {
 		return x.Distribution
 	}
 	return ""
+}
+
+func (x *TaskOptions) GetMpi() string {
+	if x != nil {
+		return x.Mpi
+	}
+	return ""
+}
+
+func (x *TaskOptions) GetCpuBind() string {
+	if x != nil {
+		return x.CpuBind
+	}
+	return ""
+}
+
+func (x *TaskOptions) GetGpuBind() string {
+	if x != nil {
+		return x.GpuBind
+	}
+	return ""
+}
+
+func (x *TaskOptions) GetPty() bool {
+	if x != nil {
+		return x.Pty
+	}
+	return false
+}
+
+func (x *TaskOptions) GetPtyRows() uint32 {
+	if x != nil {
+		return x.PtyRows
+	}
+	return 0
+}
+
+func (x *TaskOptions) GetPtyColumns() uint32 {
+	if x != nil {
+		return x.PtyColumns
+	}
+	return 0
+}
+
+func (x *TaskOptions) GetPrograms() []*RankProgram {
+	if x != nil {
+		return x.Programs
+	}
+	return nil
+}
+
+func (x *TaskOptions) GetNice() int32 {
+	if x != nil {
+		return x.Nice
+	}
+	return 0
+}
+
+func (x *TaskOptions) GetRlimits() []*ResourceLimit {
+	if x != nil {
+		return x.Rlimits
+	}
+	return nil
+}
+
+func (x *TaskOptions) GetTaskProlog() string {
+	if x != nil {
+		return x.TaskProlog
+	}
+	return ""
+}
+
+func (x *TaskOptions) GetTaskEpilog() string {
+	if x != nil {
+		return x.TaskEpilog
+	}
+	return ""
+}
+
+// RankProgram is what some ranks of a step run.
+type RankProgram struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ranks, folded ("0-3,7").
+	Ranks string `protobuf:"bytes,1,opt,name=ranks,proto3" json:"ranks,omitempty"`
+	// Program and arguments; "%t" is the rank and "%o" its offset among these ranks.
+	Args          []string `protobuf:"bytes,2,rep,name=args,proto3" json:"args,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RankProgram) Reset() {
+	*x = RankProgram{}
+	mi := &file_muster_api_v1_job_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RankProgram) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RankProgram) ProtoMessage() {}
+
+func (x *RankProgram) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_api_v1_job_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RankProgram.ProtoReflect.Descriptor instead.
+func (*RankProgram) Descriptor() ([]byte, []int) {
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RankProgram) GetRanks() string {
+	if x != nil {
+		return x.Ranks
+	}
+	return ""
+}
+
+func (x *RankProgram) GetArgs() []string {
+	if x != nil {
+		return x.Args
+	}
+	return nil
+}
+
+// ResourceLimit is a soft limit of setrlimit(2).
+type ResourceLimit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name without RLIMIT_, for example "NOFILE".
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Value in the limit's own unit; 18446744073709551615 means unlimited.
+	Soft          uint64 `protobuf:"varint,2,opt,name=soft,proto3" json:"soft,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResourceLimit) Reset() {
+	*x = ResourceLimit{}
+	mi := &file_muster_api_v1_job_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResourceLimit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResourceLimit) ProtoMessage() {}
+
+func (x *ResourceLimit) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_api_v1_job_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResourceLimit.ProtoReflect.Descriptor instead.
+func (*ResourceLimit) Descriptor() ([]byte, []int) {
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ResourceLimit) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ResourceLimit) GetSoft() uint64 {
+	if x != nil {
+		return x.Soft
+	}
+	return 0
+}
+
+// WarnSignal is a signal that is sent some time before the time limit (--signal).
+type WarnSignal struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Signal number.
+	Signal uint32 `protobuf:"varint,1,opt,name=signal,proto3" json:"signal,omitempty"`
+	// Seconds before the end, at most 65,535; delivered within a second of that.
+	LeadS uint32 `protobuf:"varint,2,opt,name=lead_s,json=leadS,proto3" json:"lead_s,omitempty"`
+	// Only to the batch shell; otherwise only to the steps.
+	BatchOnly     bool `protobuf:"varint,3,opt,name=batch_only,json=batchOnly,proto3" json:"batch_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WarnSignal) Reset() {
+	*x = WarnSignal{}
+	mi := &file_muster_api_v1_job_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WarnSignal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WarnSignal) ProtoMessage() {}
+
+func (x *WarnSignal) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_api_v1_job_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WarnSignal.ProtoReflect.Descriptor instead.
+func (*WarnSignal) Descriptor() ([]byte, []int) {
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *WarnSignal) GetSignal() uint32 {
+	if x != nil {
+		return x.Signal
+	}
+	return 0
+}
+
+func (x *WarnSignal) GetLeadS() uint32 {
+	if x != nil {
+		return x.LeadS
+	}
+	return 0
+}
+
+func (x *WarnSignal) GetBatchOnly() bool {
+	if x != nil {
+		return x.BatchOnly
+	}
+	return false
 }
 
 // JobSpec is what was submitted. It never changes; UpdateJob replaces it as a whole with a new one.
@@ -869,14 +1281,18 @@ type JobSpec struct {
 	// Quality of service name, kept and shown.
 	Qos string `protobuf:"bytes,27,opt,name=qos,proto3" json:"qos,omitempty"`
 	// Free text key of the user's project (--wckey), kept and shown.
-	Wckey         string `protobuf:"bytes,28,opt,name=wckey,proto3" json:"wckey,omitempty"`
+	Wckey string `protobuf:"bytes,28,opt,name=wckey,proto3" json:"wckey,omitempty"`
+	// Signal before the time limit.
+	WarnSignal *WarnSignal `protobuf:"bytes,29,opt,name=warn_signal,json=warnSignal,proto3" json:"warn_signal,omitempty"`
+	// Losing nodes does not end the job: tasks on them end, the others go on. Excludes automatic_recovery.
+	NoKill        bool `protobuf:"varint,30,opt,name=no_kill,json=noKill,proto3" json:"no_kill,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobSpec) Reset() {
 	*x = JobSpec{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[2]
+	mi := &file_muster_api_v1_job_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -888,7 +1304,7 @@ func (x *JobSpec) String() string {
 func (*JobSpec) ProtoMessage() {}
 
 func (x *JobSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[2]
+	mi := &file_muster_api_v1_job_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -901,7 +1317,7 @@ func (x *JobSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSpec.ProtoReflect.Descriptor instead.
 func (*JobSpec) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{2}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *JobSpec) GetName() string {
@@ -1100,6 +1516,20 @@ func (x *JobSpec) GetWckey() string {
 	return ""
 }
 
+func (x *JobSpec) GetWarnSignal() *WarnSignal {
+	if x != nil {
+		return x.WarnSignal
+	}
+	return nil
+}
+
+func (x *JobSpec) GetNoKill() bool {
+	if x != nil {
+		return x.NoKill
+	}
+	return false
+}
+
 // JobOwner is the user a job runs as.
 type JobOwner struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1115,7 +1545,7 @@ type JobOwner struct {
 
 func (x *JobOwner) Reset() {
 	*x = JobOwner{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[3]
+	mi := &file_muster_api_v1_job_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1127,7 +1557,7 @@ func (x *JobOwner) String() string {
 func (*JobOwner) ProtoMessage() {}
 
 func (x *JobOwner) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[3]
+	mi := &file_muster_api_v1_job_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1140,7 +1570,7 @@ func (x *JobOwner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobOwner.ProtoReflect.Descriptor instead.
 func (*JobOwner) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{3}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *JobOwner) GetUid() uint32 {
@@ -1227,7 +1657,7 @@ type JobStatus struct {
 
 func (x *JobStatus) Reset() {
 	*x = JobStatus{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[4]
+	mi := &file_muster_api_v1_job_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1239,7 +1669,7 @@ func (x *JobStatus) String() string {
 func (*JobStatus) ProtoMessage() {}
 
 func (x *JobStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[4]
+	mi := &file_muster_api_v1_job_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1252,7 +1682,7 @@ func (x *JobStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobStatus.ProtoReflect.Descriptor instead.
 func (*JobStatus) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{4}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *JobStatus) GetState() JobState {
@@ -1463,7 +1893,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[5]
+	mi := &file_muster_api_v1_job_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1475,7 +1905,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[5]
+	mi := &file_muster_api_v1_job_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1488,7 +1918,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{5}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Job) GetId() uint32 {
@@ -1538,14 +1968,16 @@ type NodeGroup struct {
 	// Allocated memory on each in MiB.
 	MemoryMb uint64 `protobuf:"varint,4,opt,name=memory_mb,json=memoryMb,proto3" json:"memory_mb,omitempty"`
 	// Tasks on each.
-	Tasks         uint32 `protobuf:"varint,5,opt,name=tasks,proto3" json:"tasks,omitempty"`
+	Tasks uint32 `protobuf:"varint,5,opt,name=tasks,proto3" json:"tasks,omitempty"`
+	// Other devices allocated on each.
+	Gres          []*GresShare `protobuf:"bytes,6,rep,name=gres,proto3" json:"gres,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeGroup) Reset() {
 	*x = NodeGroup{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[6]
+	mi := &file_muster_api_v1_job_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1557,7 +1989,7 @@ func (x *NodeGroup) String() string {
 func (*NodeGroup) ProtoMessage() {}
 
 func (x *NodeGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[6]
+	mi := &file_muster_api_v1_job_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1570,7 +2002,7 @@ func (x *NodeGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeGroup.ProtoReflect.Descriptor instead.
 func (*NodeGroup) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{6}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *NodeGroup) GetNodes() []uint32 {
@@ -1608,6 +2040,68 @@ func (x *NodeGroup) GetTasks() uint32 {
 	return 0
 }
 
+func (x *NodeGroup) GetGres() []*GresShare {
+	if x != nil {
+		return x.Gres
+	}
+	return nil
+}
+
+// GresShare is what is allocated of one kind of generic resource on a node.
+type GresShare struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Units, by their position in the node's list of that name, as cpu_mask.
+	Mask          []uint64 `protobuf:"varint,2,rep,packed,name=mask,proto3" json:"mask,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GresShare) Reset() {
+	*x = GresShare{}
+	mi := &file_muster_api_v1_job_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GresShare) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GresShare) ProtoMessage() {}
+
+func (x *GresShare) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_api_v1_job_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GresShare.ProtoReflect.Descriptor instead.
+func (*GresShare) Descriptor() ([]byte, []int) {
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *GresShare) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *GresShare) GetMask() []uint64 {
+	if x != nil {
+		return x.Mask
+	}
+	return nil
+}
+
 // Placement is the node set of one attempt. Rank order is the order of the groups and of the nodes in them.
 type Placement struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1621,7 +2115,7 @@ type Placement struct {
 
 func (x *Placement) Reset() {
 	*x = Placement{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[7]
+	mi := &file_muster_api_v1_job_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1633,7 +2127,7 @@ func (x *Placement) String() string {
 func (*Placement) ProtoMessage() {}
 
 func (x *Placement) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[7]
+	mi := &file_muster_api_v1_job_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1646,7 +2140,7 @@ func (x *Placement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Placement.ProtoReflect.Descriptor instead.
 func (*Placement) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{7}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Placement) GetGroups() []*NodeGroup {
@@ -1678,7 +2172,7 @@ type PreparedNode struct {
 
 func (x *PreparedNode) Reset() {
 	*x = PreparedNode{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[8]
+	mi := &file_muster_api_v1_job_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1690,7 +2184,7 @@ func (x *PreparedNode) String() string {
 func (*PreparedNode) ProtoMessage() {}
 
 func (x *PreparedNode) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[8]
+	mi := &file_muster_api_v1_job_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1703,7 +2197,7 @@ func (x *PreparedNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreparedNode.ProtoReflect.Descriptor instead.
 func (*PreparedNode) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{8}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PreparedNode) GetNode() uint32 {
@@ -1746,7 +2240,7 @@ type SignalOrder struct {
 
 func (x *SignalOrder) Reset() {
 	*x = SignalOrder{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[9]
+	mi := &file_muster_api_v1_job_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1758,7 +2252,7 @@ func (x *SignalOrder) String() string {
 func (*SignalOrder) ProtoMessage() {}
 
 func (x *SignalOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[9]
+	mi := &file_muster_api_v1_job_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1771,7 +2265,7 @@ func (x *SignalOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalOrder.ProtoReflect.Descriptor instead.
 func (*SignalOrder) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{9}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SignalOrder) GetOrdinal() uint32 {
@@ -1857,7 +2351,7 @@ type Attempt struct {
 
 func (x *Attempt) Reset() {
 	*x = Attempt{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[10]
+	mi := &file_muster_api_v1_job_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1869,7 +2363,7 @@ func (x *Attempt) String() string {
 func (*Attempt) ProtoMessage() {}
 
 func (x *Attempt) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[10]
+	mi := &file_muster_api_v1_job_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1882,7 +2376,7 @@ func (x *Attempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attempt.ProtoReflect.Descriptor instead.
 func (*Attempt) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{10}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Attempt) GetJobId() uint32 {
@@ -2033,7 +2527,7 @@ type UnpreparedNode struct {
 
 func (x *UnpreparedNode) Reset() {
 	*x = UnpreparedNode{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[11]
+	mi := &file_muster_api_v1_job_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2045,7 +2539,7 @@ func (x *UnpreparedNode) String() string {
 func (*UnpreparedNode) ProtoMessage() {}
 
 func (x *UnpreparedNode) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[11]
+	mi := &file_muster_api_v1_job_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2058,7 +2552,7 @@ func (x *UnpreparedNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpreparedNode.ProtoReflect.Descriptor instead.
 func (*UnpreparedNode) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{11}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *UnpreparedNode) GetNode() uint32 {
@@ -2096,14 +2590,16 @@ type Leftover struct {
 	// GPUs it still holds.
 	GpuMask []uint64 `protobuf:"varint,5,rep,packed,name=gpu_mask,json=gpuMask,proto3" json:"gpu_mask,omitempty"`
 	// Memory it still holds in MiB.
-	MemoryMb      uint64 `protobuf:"varint,6,opt,name=memory_mb,json=memoryMb,proto3" json:"memory_mb,omitempty"`
+	MemoryMb uint64 `protobuf:"varint,6,opt,name=memory_mb,json=memoryMb,proto3" json:"memory_mb,omitempty"`
+	// Other devices it still holds.
+	Gres          []*GresShare `protobuf:"bytes,7,rep,name=gres,proto3" json:"gres,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Leftover) Reset() {
 	*x = Leftover{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[12]
+	mi := &file_muster_api_v1_job_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2115,7 +2611,7 @@ func (x *Leftover) String() string {
 func (*Leftover) ProtoMessage() {}
 
 func (x *Leftover) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[12]
+	mi := &file_muster_api_v1_job_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2128,7 +2624,7 @@ func (x *Leftover) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leftover.ProtoReflect.Descriptor instead.
 func (*Leftover) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{12}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Leftover) GetNode() uint32 {
@@ -2173,6 +2669,13 @@ func (x *Leftover) GetMemoryMb() uint64 {
 	return 0
 }
 
+func (x *Leftover) GetGres() []*GresShare {
+	if x != nil {
+		return x.Gres
+	}
+	return nil
+}
+
 // SubmitJobsRequest submits jobs. Each is accepted or refused by itself.
 type SubmitJobsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2188,7 +2691,7 @@ type SubmitJobsRequest struct {
 
 func (x *SubmitJobsRequest) Reset() {
 	*x = SubmitJobsRequest{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[13]
+	mi := &file_muster_api_v1_job_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2200,7 +2703,7 @@ func (x *SubmitJobsRequest) String() string {
 func (*SubmitJobsRequest) ProtoMessage() {}
 
 func (x *SubmitJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[13]
+	mi := &file_muster_api_v1_job_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2213,7 +2716,7 @@ func (x *SubmitJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitJobsRequest.ProtoReflect.Descriptor instead.
 func (*SubmitJobsRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{13}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SubmitJobsRequest) GetRequestId() string {
@@ -2252,7 +2755,7 @@ type JobSubmission struct {
 
 func (x *JobSubmission) Reset() {
 	*x = JobSubmission{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[14]
+	mi := &file_muster_api_v1_job_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2264,7 +2767,7 @@ func (x *JobSubmission) String() string {
 func (*JobSubmission) ProtoMessage() {}
 
 func (x *JobSubmission) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[14]
+	mi := &file_muster_api_v1_job_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2277,7 +2780,7 @@ func (x *JobSubmission) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSubmission.ProtoReflect.Descriptor instead.
 func (*JobSubmission) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{14}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *JobSubmission) GetSpec() *JobSpec {
@@ -2314,7 +2817,7 @@ type SubmitJobsResponse struct {
 
 func (x *SubmitJobsResponse) Reset() {
 	*x = SubmitJobsResponse{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[15]
+	mi := &file_muster_api_v1_job_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2326,7 +2829,7 @@ func (x *SubmitJobsResponse) String() string {
 func (*SubmitJobsResponse) ProtoMessage() {}
 
 func (x *SubmitJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[15]
+	mi := &file_muster_api_v1_job_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2339,7 +2842,7 @@ func (x *SubmitJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitJobsResponse.ProtoReflect.Descriptor instead.
 func (*SubmitJobsResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{15}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SubmitJobsResponse) GetResults() []*SubmitResult {
@@ -2371,7 +2874,7 @@ type SubmitResult struct {
 
 func (x *SubmitResult) Reset() {
 	*x = SubmitResult{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[16]
+	mi := &file_muster_api_v1_job_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2383,7 +2886,7 @@ func (x *SubmitResult) String() string {
 func (*SubmitResult) ProtoMessage() {}
 
 func (x *SubmitResult) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[16]
+	mi := &file_muster_api_v1_job_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2396,7 +2899,7 @@ func (x *SubmitResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubmitResult.ProtoReflect.Descriptor instead.
 func (*SubmitResult) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{16}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SubmitResult) GetJobId() uint32 {
@@ -2441,7 +2944,7 @@ type CancelJobsRequest struct {
 
 func (x *CancelJobsRequest) Reset() {
 	*x = CancelJobsRequest{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[17]
+	mi := &file_muster_api_v1_job_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2453,7 +2956,7 @@ func (x *CancelJobsRequest) String() string {
 func (*CancelJobsRequest) ProtoMessage() {}
 
 func (x *CancelJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[17]
+	mi := &file_muster_api_v1_job_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2466,7 +2969,7 @@ func (x *CancelJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelJobsRequest.ProtoReflect.Descriptor instead.
 func (*CancelJobsRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{17}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CancelJobsRequest) GetRequestId() string {
@@ -2526,7 +3029,7 @@ type CancelJobsResponse struct {
 
 func (x *CancelJobsResponse) Reset() {
 	*x = CancelJobsResponse{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[18]
+	mi := &file_muster_api_v1_job_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2538,7 +3041,7 @@ func (x *CancelJobsResponse) String() string {
 func (*CancelJobsResponse) ProtoMessage() {}
 
 func (x *CancelJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[18]
+	mi := &file_muster_api_v1_job_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2551,7 +3054,7 @@ func (x *CancelJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelJobsResponse.ProtoReflect.Descriptor instead.
 func (*CancelJobsResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{18}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CancelJobsResponse) GetJobIds() []uint32 {
@@ -2604,7 +3107,7 @@ type JobFilter struct {
 
 func (x *JobFilter) Reset() {
 	*x = JobFilter{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[19]
+	mi := &file_muster_api_v1_job_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2616,7 +3119,7 @@ func (x *JobFilter) String() string {
 func (*JobFilter) ProtoMessage() {}
 
 func (x *JobFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[19]
+	mi := &file_muster_api_v1_job_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2629,7 +3132,7 @@ func (x *JobFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobFilter.ProtoReflect.Descriptor instead.
 func (*JobFilter) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{19}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *JobFilter) GetJobIds() []uint32 {
@@ -2730,7 +3233,7 @@ type UpdateJobRequest struct {
 
 func (x *UpdateJobRequest) Reset() {
 	*x = UpdateJobRequest{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[20]
+	mi := &file_muster_api_v1_job_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2742,7 +3245,7 @@ func (x *UpdateJobRequest) String() string {
 func (*UpdateJobRequest) ProtoMessage() {}
 
 func (x *UpdateJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[20]
+	mi := &file_muster_api_v1_job_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2755,7 +3258,7 @@ func (x *UpdateJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateJobRequest.ProtoReflect.Descriptor instead.
 func (*UpdateJobRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{20}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *UpdateJobRequest) GetRequestId() string {
@@ -2931,7 +3434,7 @@ type UpdateJobResponse struct {
 
 func (x *UpdateJobResponse) Reset() {
 	*x = UpdateJobResponse{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[21]
+	mi := &file_muster_api_v1_job_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2943,7 +3446,7 @@ func (x *UpdateJobResponse) String() string {
 func (*UpdateJobResponse) ProtoMessage() {}
 
 func (x *UpdateJobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[21]
+	mi := &file_muster_api_v1_job_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2956,7 +3459,7 @@ func (x *UpdateJobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateJobResponse.ProtoReflect.Descriptor instead.
 func (*UpdateJobResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{21}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *UpdateJobResponse) GetRefusals() []*ErrorDetail {
@@ -2986,7 +3489,7 @@ type GetJobRequest struct {
 
 func (x *GetJobRequest) Reset() {
 	*x = GetJobRequest{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[22]
+	mi := &file_muster_api_v1_job_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2998,7 +3501,7 @@ func (x *GetJobRequest) String() string {
 func (*GetJobRequest) ProtoMessage() {}
 
 func (x *GetJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[22]
+	mi := &file_muster_api_v1_job_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3011,7 +3514,7 @@ func (x *GetJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetJobRequest.ProtoReflect.Descriptor instead.
 func (*GetJobRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{22}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GetJobRequest) GetJobId() uint32 {
@@ -3047,7 +3550,7 @@ type GetJobResponse struct {
 
 func (x *GetJobResponse) Reset() {
 	*x = GetJobResponse{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[23]
+	mi := &file_muster_api_v1_job_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3059,7 +3562,7 @@ func (x *GetJobResponse) String() string {
 func (*GetJobResponse) ProtoMessage() {}
 
 func (x *GetJobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[23]
+	mi := &file_muster_api_v1_job_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3072,7 +3575,7 @@ func (x *GetJobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetJobResponse.ProtoReflect.Descriptor instead.
 func (*GetJobResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{23}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetJobResponse) GetJob() *Job {
@@ -3126,14 +3629,16 @@ type NodeShare struct {
 	// Address of the node's agent, for reading output.
 	AgentAddress string `protobuf:"bytes,6,opt,name=agent_address,json=agentAddress,proto3" json:"agent_address,omitempty"`
 	// GPU type.
-	GpuType       string `protobuf:"bytes,7,opt,name=gpu_type,json=gpuType,proto3" json:"gpu_type,omitempty"`
+	GpuType string `protobuf:"bytes,7,opt,name=gpu_type,json=gpuType,proto3" json:"gpu_type,omitempty"`
+	// Other devices: numbers by name, folded.
+	Gres          map[string]string `protobuf:"bytes,8,rep,name=gres,proto3" json:"gres,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeShare) Reset() {
 	*x = NodeShare{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[24]
+	mi := &file_muster_api_v1_job_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3145,7 +3650,7 @@ func (x *NodeShare) String() string {
 func (*NodeShare) ProtoMessage() {}
 
 func (x *NodeShare) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[24]
+	mi := &file_muster_api_v1_job_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3158,7 +3663,7 @@ func (x *NodeShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShare.ProtoReflect.Descriptor instead.
 func (*NodeShare) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{24}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *NodeShare) GetNode() string {
@@ -3210,6 +3715,13 @@ func (x *NodeShare) GetGpuType() string {
 	return ""
 }
 
+func (x *NodeShare) GetGres() map[string]string {
+	if x != nil {
+		return x.Gres
+	}
+	return nil
+}
+
 // ListJobsRequest lists jobs.
 type ListJobsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3231,7 +3743,7 @@ type ListJobsRequest struct {
 
 func (x *ListJobsRequest) Reset() {
 	*x = ListJobsRequest{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[25]
+	mi := &file_muster_api_v1_job_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3243,7 +3755,7 @@ func (x *ListJobsRequest) String() string {
 func (*ListJobsRequest) ProtoMessage() {}
 
 func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[25]
+	mi := &file_muster_api_v1_job_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3256,7 +3768,7 @@ func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsRequest.ProtoReflect.Descriptor instead.
 func (*ListJobsRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{25}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListJobsRequest) GetFilter() *JobFilter {
@@ -3318,7 +3830,7 @@ type ListJobsResponse struct {
 
 func (x *ListJobsResponse) Reset() {
 	*x = ListJobsResponse{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[26]
+	mi := &file_muster_api_v1_job_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3330,7 +3842,7 @@ func (x *ListJobsResponse) String() string {
 func (*ListJobsResponse) ProtoMessage() {}
 
 func (x *ListJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[26]
+	mi := &file_muster_api_v1_job_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3343,7 +3855,7 @@ func (x *ListJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsResponse.ProtoReflect.Descriptor instead.
 func (*ListJobsResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{26}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListJobsResponse) GetJobs() []*Job {
@@ -3387,7 +3899,7 @@ type WatchJobsRequest struct {
 
 func (x *WatchJobsRequest) Reset() {
 	*x = WatchJobsRequest{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[27]
+	mi := &file_muster_api_v1_job_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3399,7 +3911,7 @@ func (x *WatchJobsRequest) String() string {
 func (*WatchJobsRequest) ProtoMessage() {}
 
 func (x *WatchJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[27]
+	mi := &file_muster_api_v1_job_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3412,7 +3924,7 @@ func (x *WatchJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchJobsRequest.ProtoReflect.Descriptor instead.
 func (*WatchJobsRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{27}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WatchJobsRequest) GetFilter() *JobFilter {
@@ -3448,7 +3960,7 @@ type WatchJobsResponse struct {
 
 func (x *WatchJobsResponse) Reset() {
 	*x = WatchJobsResponse{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[28]
+	mi := &file_muster_api_v1_job_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3460,7 +3972,7 @@ func (x *WatchJobsResponse) String() string {
 func (*WatchJobsResponse) ProtoMessage() {}
 
 func (x *WatchJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[28]
+	mi := &file_muster_api_v1_job_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3473,7 +3985,7 @@ func (x *WatchJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchJobsResponse.ProtoReflect.Descriptor instead.
 func (*WatchJobsResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{28}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchJobsResponse) GetJobs() []*Job {
@@ -3539,14 +4051,21 @@ type StepSpec struct {
 	// Time limit in seconds; 0 means the job's.
 	TimeLimitS uint32 `protobuf:"varint,12,opt,name=time_limit_s,json=timeLimitS,proto3" json:"time_limit_s,omitempty"`
 	// Name of the host that created it.
-	SubmitHost    string `protobuf:"bytes,13,opt,name=submit_host,json=submitHost,proto3" json:"submit_host,omitempty"`
+	SubmitHost string `protobuf:"bytes,13,opt,name=submit_host,json=submitHost,proto3" json:"submit_host,omitempty"`
+	// Further parts of the step, each with its own resources and program (srun A : B); their ranks follow those of this part, in
+	// order. Of each part only args, resources and task_options count. At most 128.
+	Parts []*StepSpec `protobuf:"bytes,14,rep,name=parts,proto3" json:"parts,omitempty"`
+	// Signal before the step's time limit.
+	WarnSignal *WarnSignal `protobuf:"bytes,15,opt,name=warn_signal,json=warnSignal,proto3" json:"warn_signal,omitempty"`
+	// Losing nodes does not end the step.
+	NoKill        bool `protobuf:"varint,16,opt,name=no_kill,json=noKill,proto3" json:"no_kill,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StepSpec) Reset() {
 	*x = StepSpec{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[29]
+	mi := &file_muster_api_v1_job_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3558,7 +4077,7 @@ func (x *StepSpec) String() string {
 func (*StepSpec) ProtoMessage() {}
 
 func (x *StepSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[29]
+	mi := &file_muster_api_v1_job_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3571,7 +4090,7 @@ func (x *StepSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepSpec.ProtoReflect.Descriptor instead.
 func (*StepSpec) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{29}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *StepSpec) GetName() string {
@@ -3665,6 +4184,27 @@ func (x *StepSpec) GetSubmitHost() string {
 	return ""
 }
 
+func (x *StepSpec) GetParts() []*StepSpec {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+func (x *StepSpec) GetWarnSignal() *WarnSignal {
+	if x != nil {
+		return x.WarnSignal
+	}
+	return nil
+}
+
+func (x *StepSpec) GetNoKill() bool {
+	if x != nil {
+		return x.NoKill
+	}
+	return false
+}
+
 // TaskExit is the end of a range of tasks.
 type TaskExit struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3688,7 +4228,7 @@ type TaskExit struct {
 
 func (x *TaskExit) Reset() {
 	*x = TaskExit{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[30]
+	mi := &file_muster_api_v1_job_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3700,7 +4240,7 @@ func (x *TaskExit) String() string {
 func (*TaskExit) ProtoMessage() {}
 
 func (x *TaskExit) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[30]
+	mi := &file_muster_api_v1_job_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3713,7 +4253,7 @@ func (x *TaskExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskExit.ProtoReflect.Descriptor instead.
 func (*TaskExit) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{30}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *TaskExit) GetFirstRank() uint32 {
@@ -3765,6 +4305,106 @@ func (x *TaskExit) GetEndedBySupervisor() bool {
 	return false
 }
 
+// StepUsage is what tasks of a step used.
+type StepUsage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Tasks it speaks of.
+	Tasks uint32 `protobuf:"varint,1,opt,name=tasks,proto3" json:"tasks,omitempty"`
+	// CPU time in user mode, in milliseconds, over all tasks.
+	UserMs uint64 `protobuf:"varint,2,opt,name=user_ms,json=userMs,proto3" json:"user_ms,omitempty"`
+	// CPU time in the kernel, in milliseconds, over all tasks.
+	SystemMs uint64 `protobuf:"varint,3,opt,name=system_ms,json=systemMs,proto3" json:"system_ms,omitempty"`
+	// Highest resident memory of one task, in KiB.
+	MaxRssKb uint64 `protobuf:"varint,4,opt,name=max_rss_kb,json=maxRssKb,proto3" json:"max_rss_kb,omitempty"`
+	// Rank of that task.
+	MaxRssRank uint32 `protobuf:"varint,5,opt,name=max_rss_rank,json=maxRssRank,proto3" json:"max_rss_rank,omitempty"`
+	// Node number of that task.
+	MaxRssNode uint32 `protobuf:"varint,6,opt,name=max_rss_node,json=maxRssNode,proto3" json:"max_rss_node,omitempty"`
+	// Sum of the tasks' highest resident memory, in KiB.
+	TotalRssKb    uint64 `protobuf:"varint,7,opt,name=total_rss_kb,json=totalRssKb,proto3" json:"total_rss_kb,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StepUsage) Reset() {
+	*x = StepUsage{}
+	mi := &file_muster_api_v1_job_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StepUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StepUsage) ProtoMessage() {}
+
+func (x *StepUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_api_v1_job_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StepUsage.ProtoReflect.Descriptor instead.
+func (*StepUsage) Descriptor() ([]byte, []int) {
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *StepUsage) GetTasks() uint32 {
+	if x != nil {
+		return x.Tasks
+	}
+	return 0
+}
+
+func (x *StepUsage) GetUserMs() uint64 {
+	if x != nil {
+		return x.UserMs
+	}
+	return 0
+}
+
+func (x *StepUsage) GetSystemMs() uint64 {
+	if x != nil {
+		return x.SystemMs
+	}
+	return 0
+}
+
+func (x *StepUsage) GetMaxRssKb() uint64 {
+	if x != nil {
+		return x.MaxRssKb
+	}
+	return 0
+}
+
+func (x *StepUsage) GetMaxRssRank() uint32 {
+	if x != nil {
+		return x.MaxRssRank
+	}
+	return 0
+}
+
+func (x *StepUsage) GetMaxRssNode() uint32 {
+	if x != nil {
+		return x.MaxRssNode
+	}
+	return 0
+}
+
+func (x *StepUsage) GetTotalRssKb() uint64 {
+	if x != nil {
+		return x.TotalRssKb
+	}
+	return 0
+}
+
 // Step is one parallel program within an attempt.
 type Step struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3803,14 +4443,24 @@ type Step struct {
 	// One sentence about the end.
 	EndSentence string `protobuf:"bytes,17,opt,name=end_sentence,json=endSentence,proto3" json:"end_sentence,omitempty"`
 	// State it takes when its last node has reported, if something other than its exits decides that.
-	FinalState    StepState `protobuf:"varint,18,opt,name=final_state,json=finalState,proto3,enum=muster.api.v1.StepState" json:"final_state,omitempty"`
+	FinalState StepState `protobuf:"varint,18,opt,name=final_state,json=finalState,proto3,enum=muster.api.v1.StepState" json:"final_state,omitempty"`
+	// Time from the first to the last node's exec in microseconds, by the nodes' own clocks; 0 until two nodes have reported.
+	StartSkewUs uint64 `protobuf:"varint,19,opt,name=start_skew_us,json=startSkewUs,proto3" json:"start_skew_us,omitempty"`
+	// What its tasks used, as far as their ends are reported.
+	Usage *StepUsage `protobuf:"bytes,20,opt,name=usage,proto3" json:"usage,omitempty"`
+	// First rank of each part after the first (srun A : B).
+	PartRanks []uint32 `protobuf:"varint,21,rep,packed,name=part_ranks,json=partRanks,proto3" json:"part_ranks,omitempty"`
+	// First exec by the node's clock, as far as reported.
+	FirstExecTime *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=first_exec_time,json=firstExecTime,proto3" json:"first_exec_time,omitempty"`
+	// Last exec by the node's clock, as far as reported.
+	LastExecTime  *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=last_exec_time,json=lastExecTime,proto3" json:"last_exec_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[31]
+	mi := &file_muster_api_v1_job_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3822,7 +4472,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[31]
+	mi := &file_muster_api_v1_job_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3835,7 +4485,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{31}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Step) GetJobId() uint32 {
@@ -3964,6 +4614,41 @@ func (x *Step) GetFinalState() StepState {
 	return StepState_STEP_STATE_UNSPECIFIED
 }
 
+func (x *Step) GetStartSkewUs() uint64 {
+	if x != nil {
+		return x.StartSkewUs
+	}
+	return 0
+}
+
+func (x *Step) GetUsage() *StepUsage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+func (x *Step) GetPartRanks() []uint32 {
+	if x != nil {
+		return x.PartRanks
+	}
+	return nil
+}
+
+func (x *Step) GetFirstExecTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FirstExecTime
+	}
+	return nil
+}
+
+func (x *Step) GetLastExecTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastExecTime
+	}
+	return nil
+}
+
 // CreateStepRequest creates a step in a running job.
 type CreateStepRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3983,7 +4668,7 @@ type CreateStepRequest struct {
 
 func (x *CreateStepRequest) Reset() {
 	*x = CreateStepRequest{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[32]
+	mi := &file_muster_api_v1_job_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3995,7 +4680,7 @@ func (x *CreateStepRequest) String() string {
 func (*CreateStepRequest) ProtoMessage() {}
 
 func (x *CreateStepRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[32]
+	mi := &file_muster_api_v1_job_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4008,7 +4693,7 @@ func (x *CreateStepRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateStepRequest.ProtoReflect.Descriptor instead.
 func (*CreateStepRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{32}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CreateStepRequest) GetRequestId() string {
@@ -4061,7 +4746,7 @@ type CreateStepResponse struct {
 
 func (x *CreateStepResponse) Reset() {
 	*x = CreateStepResponse{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[33]
+	mi := &file_muster_api_v1_job_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4073,7 +4758,7 @@ func (x *CreateStepResponse) String() string {
 func (*CreateStepResponse) ProtoMessage() {}
 
 func (x *CreateStepResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[33]
+	mi := &file_muster_api_v1_job_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4086,7 +4771,7 @@ func (x *CreateStepResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateStepResponse.ProtoReflect.Descriptor instead.
 func (*CreateStepResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{33}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CreateStepResponse) GetStep() *Step {
@@ -4129,7 +4814,7 @@ type GetStepRequest struct {
 
 func (x *GetStepRequest) Reset() {
 	*x = GetStepRequest{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[34]
+	mi := &file_muster_api_v1_job_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4141,7 +4826,7 @@ func (x *GetStepRequest) String() string {
 func (*GetStepRequest) ProtoMessage() {}
 
 func (x *GetStepRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[34]
+	mi := &file_muster_api_v1_job_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4154,7 +4839,7 @@ func (x *GetStepRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStepRequest.ProtoReflect.Descriptor instead.
 func (*GetStepRequest) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{34}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GetStepRequest) GetJobId() uint32 {
@@ -4207,7 +4892,7 @@ type GetStepResponse struct {
 
 func (x *GetStepResponse) Reset() {
 	*x = GetStepResponse{}
-	mi := &file_muster_api_v1_job_proto_msgTypes[35]
+	mi := &file_muster_api_v1_job_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4219,7 +4904,7 @@ func (x *GetStepResponse) String() string {
 func (*GetStepResponse) ProtoMessage() {}
 
 func (x *GetStepResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_api_v1_job_proto_msgTypes[35]
+	mi := &file_muster_api_v1_job_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4232,7 +4917,7 @@ func (x *GetStepResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStepResponse.ProtoReflect.Descriptor instead.
 func (*GetStepResponse) Descriptor() ([]byte, []int) {
-	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{35}
+	return file_muster_api_v1_job_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GetStepResponse) GetStep() *Step {
@@ -4260,7 +4945,7 @@ var File_muster_api_v1_job_proto protoreflect.FileDescriptor
 
 const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\n" +
-	"\x17muster/api/v1/job.proto\x12\rmuster.api.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1amuster/api/v1/common.proto\"\xef\x04\n" +
+	"\x17muster/api/v1/job.proto\x12\rmuster.api.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1amuster/api/v1/common.proto\"\x84\a\n" +
 	"\x0fResourceRequest\x12\x1b\n" +
 	"\tnodes_min\x18\x01 \x01(\rR\bnodesMin\x12\x1b\n" +
 	"\tnodes_max\x18\x02 \x01(\rR\bnodesMax\x12\x16\n" +
@@ -4283,7 +4968,24 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\aexclude\x18\x10 \x03(\tR\aexclude\x12\x1f\n" +
 	"\vgpus_option\x18\x11 \x01(\tR\n" +
 	"gpusOption\x12$\n" +
-	"\roversubscribe\x18\x12 \x01(\bR\roversubscribe\"\x95\x02\n" +
+	"\roversubscribe\x18\x12 \x01(\bR\roversubscribe\x12\x1f\n" +
+	"\brelative\x18\x13 \x01(\rH\x00R\brelative\x88\x01\x01\x12\x14\n" +
+	"\x05exact\x18\x14 \x01(\bR\x05exact\x12\x18\n" +
+	"\aoverlap\x18\x15 \x01(\bR\aoverlap\x12\x1d\n" +
+	"\n" +
+	"task_nodes\x18\x16 \x03(\tR\ttaskNodes\x12.\n" +
+	"\x04gres\x18\x17 \x03(\v2\x1a.muster.api.v1.GresRequestR\x04gres\x12$\n" +
+	"\x0entasks_per_gpu\x18\x18 \x01(\rR\fntasksPerGpu\x12 \n" +
+	"\fcpus_per_gpu\x18\x19 \x01(\rR\n" +
+	"cpusPerGpu\x12\x1e\n" +
+	"\n" +
+	"overcommit\x18\x1a \x01(\bR\n" +
+	"overcommitB\v\n" +
+	"\t_relative\"K\n" +
+	"\vGresRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04type\x18\x02 \x01(\tR\x04type\x12\x14\n" +
+	"\x05count\x18\x03 \x01(\rR\x05count\"\xf1\x04\n" +
 	"\vTaskOptions\x12\x14\n" +
 	"\x05label\x18\x01 \x01(\bR\x05label\x12'\n" +
 	"\x10kill_on_bad_exit\x18\x02 \x01(\bR\rkillOnBadExit\x12:\n" +
@@ -4292,7 +4994,34 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\n" +
 	"stdin_rank\x18\x05 \x01(\x05R\tstdinRank\x12\x1b\n" +
 	"\tstdin_all\x18\x06 \x01(\bR\bstdinAll\x12\"\n" +
-	"\fdistribution\x18\a \x01(\tR\fdistribution\"\xa5\a\n" +
+	"\fdistribution\x18\a \x01(\tR\fdistribution\x12\x10\n" +
+	"\x03mpi\x18\b \x01(\tR\x03mpi\x12\x19\n" +
+	"\bcpu_bind\x18\t \x01(\tR\acpuBind\x12\x19\n" +
+	"\bgpu_bind\x18\n" +
+	" \x01(\tR\agpuBind\x12\x10\n" +
+	"\x03pty\x18\v \x01(\bR\x03pty\x12\x19\n" +
+	"\bpty_rows\x18\f \x01(\rR\aptyRows\x12\x1f\n" +
+	"\vpty_columns\x18\r \x01(\rR\n" +
+	"ptyColumns\x126\n" +
+	"\bprograms\x18\x0e \x03(\v2\x1a.muster.api.v1.RankProgramR\bprograms\x12\x12\n" +
+	"\x04nice\x18\x0f \x01(\x05R\x04nice\x126\n" +
+	"\arlimits\x18\x10 \x03(\v2\x1c.muster.api.v1.ResourceLimitR\arlimits\x12\x1f\n" +
+	"\vtask_prolog\x18\x11 \x01(\tR\n" +
+	"taskProlog\x12\x1f\n" +
+	"\vtask_epilog\x18\x12 \x01(\tR\n" +
+	"taskEpilog\"7\n" +
+	"\vRankProgram\x12\x14\n" +
+	"\x05ranks\x18\x01 \x01(\tR\x05ranks\x12\x12\n" +
+	"\x04args\x18\x02 \x03(\tR\x04args\"7\n" +
+	"\rResourceLimit\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04soft\x18\x02 \x01(\x04R\x04soft\"Z\n" +
+	"\n" +
+	"WarnSignal\x12\x16\n" +
+	"\x06signal\x18\x01 \x01(\rR\x06signal\x12\x15\n" +
+	"\x06lead_s\x18\x02 \x01(\rR\x05leadS\x12\x1d\n" +
+	"\n" +
+	"batch_only\x18\x03 \x01(\bR\tbatchOnly\"\xfa\a\n" +
 	"\aJobSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12*\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x16.muster.api.v1.JobKindR\x04kind\x12\x18\n" +
@@ -4333,7 +5062,10 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\fkill_grace_s\x18\x1a \x01(\rR\n" +
 	"killGraceS\x12\x10\n" +
 	"\x03qos\x18\x1b \x01(\tR\x03qos\x12\x14\n" +
-	"\x05wckey\x18\x1c \x01(\tR\x05wckey\"B\n" +
+	"\x05wckey\x18\x1c \x01(\tR\x05wckey\x12:\n" +
+	"\vwarn_signal\x18\x1d \x01(\v2\x19.muster.api.v1.WarnSignalR\n" +
+	"warnSignal\x12\x17\n" +
+	"\ano_kill\x18\x1e \x01(\bR\x06noKill\"B\n" +
 	"\bJobOwner\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\rR\x03uid\x12\x10\n" +
 	"\x03gid\x18\x02 \x01(\rR\x03gid\x12\x12\n" +
@@ -4379,13 +5111,17 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\brevision\x18\x02 \x01(\v2\x17.muster.api.v1.RevisionR\brevision\x12*\n" +
 	"\x04spec\x18\x03 \x01(\v2\x16.muster.api.v1.JobSpecR\x04spec\x12-\n" +
 	"\x05owner\x18\x04 \x01(\v2\x17.muster.api.v1.JobOwnerR\x05owner\x120\n" +
-	"\x06status\x18\x05 \x01(\v2\x18.muster.api.v1.JobStatusR\x06status\"\x8a\x01\n" +
+	"\x06status\x18\x05 \x01(\v2\x18.muster.api.v1.JobStatusR\x06status\"\xb8\x01\n" +
 	"\tNodeGroup\x12\x14\n" +
 	"\x05nodes\x18\x01 \x03(\rR\x05nodes\x12\x19\n" +
 	"\bcpu_mask\x18\x02 \x03(\x04R\acpuMask\x12\x19\n" +
 	"\bgpu_mask\x18\x03 \x03(\x04R\agpuMask\x12\x1b\n" +
 	"\tmemory_mb\x18\x04 \x01(\x04R\bmemoryMb\x12\x14\n" +
-	"\x05tasks\x18\x05 \x01(\rR\x05tasks\"U\n" +
+	"\x05tasks\x18\x05 \x01(\rR\x05tasks\x12,\n" +
+	"\x04gres\x18\x06 \x03(\v2\x18.muster.api.v1.GresShareR\x04gres\"3\n" +
+	"\tGresShare\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04mask\x18\x02 \x03(\x04R\x04mask\"U\n" +
 	"\tPlacement\x120\n" +
 	"\x06groups\x18\x01 \x03(\v2\x18.muster.api.v1.NodeGroupR\x06groups\x12\x16\n" +
 	"\x06epochs\x18\x02 \x03(\rR\x06epochs\"P\n" +
@@ -4432,14 +5168,15 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\x0eUnpreparedNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x1c\n" +
 	"\tplacement\x18\x02 \x01(\rR\tplacement\x12\x1a\n" +
-	"\bsentence\x18\x03 \x01(\tR\bsentence\"\xa5\x01\n" +
+	"\bsentence\x18\x03 \x01(\tR\bsentence\"\xd3\x01\n" +
 	"\bLeftover\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x1c\n" +
 	"\tplacement\x18\x02 \x01(\rR\tplacement\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\rR\x05epoch\x12\x19\n" +
 	"\bcpu_mask\x18\x04 \x03(\x04R\acpuMask\x12\x19\n" +
 	"\bgpu_mask\x18\x05 \x03(\x04R\agpuMask\x12\x1b\n" +
-	"\tmemory_mb\x18\x06 \x01(\x04R\bmemoryMb\"\x89\x01\n" +
+	"\tmemory_mb\x18\x06 \x01(\x04R\bmemoryMb\x12,\n" +
+	"\x04gres\x18\a \x03(\v2\x18.muster.api.v1.GresShareR\x04gres\"\x89\x01\n" +
 	"\x11SubmitJobsRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x120\n" +
@@ -4512,7 +5249,7 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\battempts\x18\x02 \x03(\v2\x16.muster.api.v1.AttemptR\battempts\x12)\n" +
 	"\x05steps\x18\x03 \x03(\v2\x13.muster.api.v1.StepR\x05steps\x12+\n" +
 	"\x04info\x18\x04 \x01(\v2\x17.muster.api.v1.ReadInfoR\x04info\x120\n" +
-	"\x06shares\x18\x05 \x03(\v2\x18.muster.api.v1.NodeShareR\x06shares\"\xba\x01\n" +
+	"\x06shares\x18\x05 \x03(\v2\x18.muster.api.v1.NodeShareR\x06shares\"\xab\x02\n" +
 	"\tNodeShare\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04cpus\x18\x02 \x01(\tR\x04cpus\x12\x12\n" +
@@ -4520,7 +5257,11 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\tmemory_mb\x18\x04 \x01(\x04R\bmemoryMb\x12\x14\n" +
 	"\x05tasks\x18\x05 \x01(\rR\x05tasks\x12#\n" +
 	"\ragent_address\x18\x06 \x01(\tR\fagentAddress\x12\x19\n" +
-	"\bgpu_type\x18\a \x01(\tR\agpuType\"\xe5\x01\n" +
+	"\bgpu_type\x18\a \x01(\tR\agpuType\x126\n" +
+	"\x04gres\x18\b \x03(\v2\".muster.api.v1.NodeShare.GresEntryR\x04gres\x1a7\n" +
+	"\tGresEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe5\x01\n" +
 	"\x0fListJobsRequest\x120\n" +
 	"\x06filter\x18\x01 \x01(\v2\x18.muster.api.v1.JobFilterR\x06filter\x12'\n" +
 	"\x04page\x18\x02 \x01(\v2\x13.muster.api.v1.PageR\x04page\x12.\n" +
@@ -4542,7 +5283,7 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\x05steps\x18\x02 \x03(\v2\x13.muster.api.v1.StepR\x05steps\x12\x18\n" +
 	"\aremoved\x18\x03 \x03(\rR\aremoved\x123\n" +
 	"\brevision\x18\x04 \x01(\v2\x17.muster.api.v1.RevisionR\brevision\x12\x16\n" +
-	"\x06relist\x18\x05 \x01(\bR\x06relist\"\xd0\x03\n" +
+	"\x06relist\x18\x05 \x01(\bR\x06relist\"\xd4\x04\n" +
 	"\bStepSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04args\x18\x02 \x03(\tR\x04args\x12)\n" +
@@ -4563,7 +5304,11 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\ftime_limit_s\x18\f \x01(\rR\n" +
 	"timeLimitS\x12\x1f\n" +
 	"\vsubmit_host\x18\r \x01(\tR\n" +
-	"submitHost\"\xe2\x01\n" +
+	"submitHost\x12-\n" +
+	"\x05parts\x18\x0e \x03(\v2\x17.muster.api.v1.StepSpecR\x05parts\x12:\n" +
+	"\vwarn_signal\x18\x0f \x01(\v2\x19.muster.api.v1.WarnSignalR\n" +
+	"warnSignal\x12\x17\n" +
+	"\ano_kill\x18\x10 \x01(\bR\x06noKill\"\xe2\x01\n" +
 	"\bTaskExit\x12\x1d\n" +
 	"\n" +
 	"first_rank\x18\x01 \x01(\rR\tfirstRank\x12\x14\n" +
@@ -4572,7 +5317,19 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\x06signal\x18\x04 \x01(\rR\x06signal\x12!\n" +
 	"\flaunch_error\x18\x05 \x01(\tR\vlaunchError\x12\"\n" +
 	"\rout_of_memory\x18\x06 \x01(\bR\voutOfMemory\x12.\n" +
-	"\x13ended_by_supervisor\x18\a \x01(\bR\x11endedBySupervisor\"\xf8\x05\n" +
+	"\x13ended_by_supervisor\x18\a \x01(\bR\x11endedBySupervisor\"\xdb\x01\n" +
+	"\tStepUsage\x12\x14\n" +
+	"\x05tasks\x18\x01 \x01(\rR\x05tasks\x12\x17\n" +
+	"\auser_ms\x18\x02 \x01(\x04R\x06userMs\x12\x1b\n" +
+	"\tsystem_ms\x18\x03 \x01(\x04R\bsystemMs\x12\x1c\n" +
+	"\n" +
+	"max_rss_kb\x18\x04 \x01(\x04R\bmaxRssKb\x12 \n" +
+	"\fmax_rss_rank\x18\x05 \x01(\rR\n" +
+	"maxRssRank\x12 \n" +
+	"\fmax_rss_node\x18\x06 \x01(\rR\n" +
+	"maxRssNode\x12 \n" +
+	"\ftotal_rss_kb\x18\a \x01(\x04R\n" +
+	"totalRssKb\"\xf1\a\n" +
 	"\x04Step\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x12\x18\n" +
@@ -4597,7 +5354,13 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\bprepared\x18\x10 \x03(\v2\x1b.muster.api.v1.PreparedNodeR\bprepared\x12!\n" +
 	"\fend_sentence\x18\x11 \x01(\tR\vendSentence\x129\n" +
 	"\vfinal_state\x18\x12 \x01(\x0e2\x18.muster.api.v1.StepStateR\n" +
-	"finalState\"\xb2\x01\n" +
+	"finalState\x12\"\n" +
+	"\rstart_skew_us\x18\x13 \x01(\x04R\vstartSkewUs\x12.\n" +
+	"\x05usage\x18\x14 \x01(\v2\x18.muster.api.v1.StepUsageR\x05usage\x12\x1d\n" +
+	"\n" +
+	"part_ranks\x18\x15 \x03(\rR\tpartRanks\x12B\n" +
+	"\x0ffirst_exec_time\x18\x16 \x01(\v2\x1a.google.protobuf.TimestampR\rfirstExecTime\x12@\n" +
+	"\x0elast_exec_time\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampR\flastExecTime\"\xb2\x01\n" +
 	"\x11CreateStepRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x15\n" +
@@ -4716,7 +5479,7 @@ func file_muster_api_v1_job_proto_rawDescGZIP() []byte {
 }
 
 var file_muster_api_v1_job_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_muster_api_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_muster_api_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_muster_api_v1_job_proto_goTypes = []any{
 	(JobKind)(0),                  // 0: muster.api.v1.JobKind
 	(JobState)(0),                 // 1: muster.api.v1.JobState
@@ -4725,150 +5488,169 @@ var file_muster_api_v1_job_proto_goTypes = []any{
 	(AttemptState)(0),             // 4: muster.api.v1.AttemptState
 	(StepState)(0),                // 5: muster.api.v1.StepState
 	(*ResourceRequest)(nil),       // 6: muster.api.v1.ResourceRequest
-	(*TaskOptions)(nil),           // 7: muster.api.v1.TaskOptions
-	(*JobSpec)(nil),               // 8: muster.api.v1.JobSpec
-	(*JobOwner)(nil),              // 9: muster.api.v1.JobOwner
-	(*JobStatus)(nil),             // 10: muster.api.v1.JobStatus
-	(*Job)(nil),                   // 11: muster.api.v1.Job
-	(*NodeGroup)(nil),             // 12: muster.api.v1.NodeGroup
-	(*Placement)(nil),             // 13: muster.api.v1.Placement
-	(*PreparedNode)(nil),          // 14: muster.api.v1.PreparedNode
-	(*SignalOrder)(nil),           // 15: muster.api.v1.SignalOrder
-	(*Attempt)(nil),               // 16: muster.api.v1.Attempt
-	(*UnpreparedNode)(nil),        // 17: muster.api.v1.UnpreparedNode
-	(*Leftover)(nil),              // 18: muster.api.v1.Leftover
-	(*SubmitJobsRequest)(nil),     // 19: muster.api.v1.SubmitJobsRequest
-	(*JobSubmission)(nil),         // 20: muster.api.v1.JobSubmission
-	(*SubmitJobsResponse)(nil),    // 21: muster.api.v1.SubmitJobsResponse
-	(*SubmitResult)(nil),          // 22: muster.api.v1.SubmitResult
-	(*CancelJobsRequest)(nil),     // 23: muster.api.v1.CancelJobsRequest
-	(*CancelJobsResponse)(nil),    // 24: muster.api.v1.CancelJobsResponse
-	(*JobFilter)(nil),             // 25: muster.api.v1.JobFilter
-	(*UpdateJobRequest)(nil),      // 26: muster.api.v1.UpdateJobRequest
-	(*UpdateJobResponse)(nil),     // 27: muster.api.v1.UpdateJobResponse
-	(*GetJobRequest)(nil),         // 28: muster.api.v1.GetJobRequest
-	(*GetJobResponse)(nil),        // 29: muster.api.v1.GetJobResponse
-	(*NodeShare)(nil),             // 30: muster.api.v1.NodeShare
-	(*ListJobsRequest)(nil),       // 31: muster.api.v1.ListJobsRequest
-	(*ListJobsResponse)(nil),      // 32: muster.api.v1.ListJobsResponse
-	(*WatchJobsRequest)(nil),      // 33: muster.api.v1.WatchJobsRequest
-	(*WatchJobsResponse)(nil),     // 34: muster.api.v1.WatchJobsResponse
-	(*StepSpec)(nil),              // 35: muster.api.v1.StepSpec
-	(*TaskExit)(nil),              // 36: muster.api.v1.TaskExit
-	(*Step)(nil),                  // 37: muster.api.v1.Step
-	(*CreateStepRequest)(nil),     // 38: muster.api.v1.CreateStepRequest
-	(*CreateStepResponse)(nil),    // 39: muster.api.v1.CreateStepResponse
-	(*GetStepRequest)(nil),        // 40: muster.api.v1.GetStepRequest
-	(*GetStepResponse)(nil),       // 41: muster.api.v1.GetStepResponse
-	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
-	(*Revision)(nil),              // 43: muster.api.v1.Revision
-	(*Fence)(nil),                 // 44: muster.api.v1.Fence
-	(*ErrorDetail)(nil),           // 45: muster.api.v1.ErrorDetail
-	(*ReadOptions)(nil),           // 46: muster.api.v1.ReadOptions
-	(*ReadInfo)(nil),              // 47: muster.api.v1.ReadInfo
-	(*Page)(nil),                  // 48: muster.api.v1.Page
+	(*GresRequest)(nil),           // 7: muster.api.v1.GresRequest
+	(*TaskOptions)(nil),           // 8: muster.api.v1.TaskOptions
+	(*RankProgram)(nil),           // 9: muster.api.v1.RankProgram
+	(*ResourceLimit)(nil),         // 10: muster.api.v1.ResourceLimit
+	(*WarnSignal)(nil),            // 11: muster.api.v1.WarnSignal
+	(*JobSpec)(nil),               // 12: muster.api.v1.JobSpec
+	(*JobOwner)(nil),              // 13: muster.api.v1.JobOwner
+	(*JobStatus)(nil),             // 14: muster.api.v1.JobStatus
+	(*Job)(nil),                   // 15: muster.api.v1.Job
+	(*NodeGroup)(nil),             // 16: muster.api.v1.NodeGroup
+	(*GresShare)(nil),             // 17: muster.api.v1.GresShare
+	(*Placement)(nil),             // 18: muster.api.v1.Placement
+	(*PreparedNode)(nil),          // 19: muster.api.v1.PreparedNode
+	(*SignalOrder)(nil),           // 20: muster.api.v1.SignalOrder
+	(*Attempt)(nil),               // 21: muster.api.v1.Attempt
+	(*UnpreparedNode)(nil),        // 22: muster.api.v1.UnpreparedNode
+	(*Leftover)(nil),              // 23: muster.api.v1.Leftover
+	(*SubmitJobsRequest)(nil),     // 24: muster.api.v1.SubmitJobsRequest
+	(*JobSubmission)(nil),         // 25: muster.api.v1.JobSubmission
+	(*SubmitJobsResponse)(nil),    // 26: muster.api.v1.SubmitJobsResponse
+	(*SubmitResult)(nil),          // 27: muster.api.v1.SubmitResult
+	(*CancelJobsRequest)(nil),     // 28: muster.api.v1.CancelJobsRequest
+	(*CancelJobsResponse)(nil),    // 29: muster.api.v1.CancelJobsResponse
+	(*JobFilter)(nil),             // 30: muster.api.v1.JobFilter
+	(*UpdateJobRequest)(nil),      // 31: muster.api.v1.UpdateJobRequest
+	(*UpdateJobResponse)(nil),     // 32: muster.api.v1.UpdateJobResponse
+	(*GetJobRequest)(nil),         // 33: muster.api.v1.GetJobRequest
+	(*GetJobResponse)(nil),        // 34: muster.api.v1.GetJobResponse
+	(*NodeShare)(nil),             // 35: muster.api.v1.NodeShare
+	(*ListJobsRequest)(nil),       // 36: muster.api.v1.ListJobsRequest
+	(*ListJobsResponse)(nil),      // 37: muster.api.v1.ListJobsResponse
+	(*WatchJobsRequest)(nil),      // 38: muster.api.v1.WatchJobsRequest
+	(*WatchJobsResponse)(nil),     // 39: muster.api.v1.WatchJobsResponse
+	(*StepSpec)(nil),              // 40: muster.api.v1.StepSpec
+	(*TaskExit)(nil),              // 41: muster.api.v1.TaskExit
+	(*StepUsage)(nil),             // 42: muster.api.v1.StepUsage
+	(*Step)(nil),                  // 43: muster.api.v1.Step
+	(*CreateStepRequest)(nil),     // 44: muster.api.v1.CreateStepRequest
+	(*CreateStepResponse)(nil),    // 45: muster.api.v1.CreateStepResponse
+	(*GetStepRequest)(nil),        // 46: muster.api.v1.GetStepRequest
+	(*GetStepResponse)(nil),       // 47: muster.api.v1.GetStepResponse
+	nil,                           // 48: muster.api.v1.NodeShare.GresEntry
+	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
+	(*Revision)(nil),              // 50: muster.api.v1.Revision
+	(*Fence)(nil),                 // 51: muster.api.v1.Fence
+	(*ErrorDetail)(nil),           // 52: muster.api.v1.ErrorDetail
+	(*ReadOptions)(nil),           // 53: muster.api.v1.ReadOptions
+	(*ReadInfo)(nil),              // 54: muster.api.v1.ReadInfo
+	(*Page)(nil),                  // 55: muster.api.v1.Page
 }
 var file_muster_api_v1_job_proto_depIdxs = []int32{
-	0,  // 0: muster.api.v1.JobSpec.kind:type_name -> muster.api.v1.JobKind
-	6,  // 1: muster.api.v1.JobSpec.resources:type_name -> muster.api.v1.ResourceRequest
-	7,  // 2: muster.api.v1.JobSpec.task_options:type_name -> muster.api.v1.TaskOptions
-	42, // 3: muster.api.v1.JobSpec.begin_time:type_name -> google.protobuf.Timestamp
-	1,  // 4: muster.api.v1.JobStatus.state:type_name -> muster.api.v1.JobState
-	2,  // 5: muster.api.v1.JobStatus.reason:type_name -> muster.api.v1.WaitReason
-	42, // 6: muster.api.v1.JobStatus.submit_time:type_name -> google.protobuf.Timestamp
-	42, // 7: muster.api.v1.JobStatus.eligible_time:type_name -> google.protobuf.Timestamp
-	42, // 8: muster.api.v1.JobStatus.start_time:type_name -> google.protobuf.Timestamp
-	42, // 9: muster.api.v1.JobStatus.end_time:type_name -> google.protobuf.Timestamp
-	42, // 10: muster.api.v1.JobStatus.not_before:type_name -> google.protobuf.Timestamp
-	43, // 11: muster.api.v1.Job.revision:type_name -> muster.api.v1.Revision
-	8,  // 12: muster.api.v1.Job.spec:type_name -> muster.api.v1.JobSpec
-	9,  // 13: muster.api.v1.Job.owner:type_name -> muster.api.v1.JobOwner
-	10, // 14: muster.api.v1.Job.status:type_name -> muster.api.v1.JobStatus
-	12, // 15: muster.api.v1.Placement.groups:type_name -> muster.api.v1.NodeGroup
-	43, // 16: muster.api.v1.Attempt.revision:type_name -> muster.api.v1.Revision
-	44, // 17: muster.api.v1.Attempt.fence:type_name -> muster.api.v1.Fence
-	4,  // 18: muster.api.v1.Attempt.state:type_name -> muster.api.v1.AttemptState
-	13, // 19: muster.api.v1.Attempt.placement:type_name -> muster.api.v1.Placement
-	14, // 20: muster.api.v1.Attempt.prepared:type_name -> muster.api.v1.PreparedNode
-	42, // 21: muster.api.v1.Attempt.place_time:type_name -> google.protobuf.Timestamp
-	42, // 22: muster.api.v1.Attempt.start_time:type_name -> google.protobuf.Timestamp
-	42, // 23: muster.api.v1.Attempt.end_time:type_name -> google.protobuf.Timestamp
-	3,  // 24: muster.api.v1.Attempt.failure:type_name -> muster.api.v1.FailureClass
-	15, // 25: muster.api.v1.Attempt.signals:type_name -> muster.api.v1.SignalOrder
-	1,  // 26: muster.api.v1.Attempt.final_state:type_name -> muster.api.v1.JobState
-	18, // 27: muster.api.v1.Attempt.leftovers:type_name -> muster.api.v1.Leftover
-	17, // 28: muster.api.v1.Attempt.unprepared:type_name -> muster.api.v1.UnpreparedNode
-	20, // 29: muster.api.v1.SubmitJobsRequest.jobs:type_name -> muster.api.v1.JobSubmission
-	8,  // 30: muster.api.v1.JobSubmission.spec:type_name -> muster.api.v1.JobSpec
-	22, // 31: muster.api.v1.SubmitJobsResponse.results:type_name -> muster.api.v1.SubmitResult
-	43, // 32: muster.api.v1.SubmitJobsResponse.revision:type_name -> muster.api.v1.Revision
-	45, // 33: muster.api.v1.SubmitResult.refusal:type_name -> muster.api.v1.ErrorDetail
-	25, // 34: muster.api.v1.CancelJobsRequest.filter:type_name -> muster.api.v1.JobFilter
-	45, // 35: muster.api.v1.CancelJobsResponse.refusals:type_name -> muster.api.v1.ErrorDetail
-	43, // 36: muster.api.v1.CancelJobsResponse.revision:type_name -> muster.api.v1.Revision
-	1,  // 37: muster.api.v1.JobFilter.states:type_name -> muster.api.v1.JobState
-	42, // 38: muster.api.v1.JobFilter.ended_since:type_name -> google.protobuf.Timestamp
-	42, // 39: muster.api.v1.JobFilter.submitted_before:type_name -> google.protobuf.Timestamp
-	45, // 40: muster.api.v1.UpdateJobResponse.refusals:type_name -> muster.api.v1.ErrorDetail
-	43, // 41: muster.api.v1.UpdateJobResponse.revision:type_name -> muster.api.v1.Revision
-	46, // 42: muster.api.v1.GetJobRequest.read:type_name -> muster.api.v1.ReadOptions
-	11, // 43: muster.api.v1.GetJobResponse.job:type_name -> muster.api.v1.Job
-	16, // 44: muster.api.v1.GetJobResponse.attempts:type_name -> muster.api.v1.Attempt
-	37, // 45: muster.api.v1.GetJobResponse.steps:type_name -> muster.api.v1.Step
-	47, // 46: muster.api.v1.GetJobResponse.info:type_name -> muster.api.v1.ReadInfo
-	30, // 47: muster.api.v1.GetJobResponse.shares:type_name -> muster.api.v1.NodeShare
-	25, // 48: muster.api.v1.ListJobsRequest.filter:type_name -> muster.api.v1.JobFilter
-	48, // 49: muster.api.v1.ListJobsRequest.page:type_name -> muster.api.v1.Page
-	46, // 50: muster.api.v1.ListJobsRequest.read:type_name -> muster.api.v1.ReadOptions
-	11, // 51: muster.api.v1.ListJobsResponse.jobs:type_name -> muster.api.v1.Job
-	37, // 52: muster.api.v1.ListJobsResponse.steps:type_name -> muster.api.v1.Step
-	47, // 53: muster.api.v1.ListJobsResponse.info:type_name -> muster.api.v1.ReadInfo
-	25, // 54: muster.api.v1.WatchJobsRequest.filter:type_name -> muster.api.v1.JobFilter
-	43, // 55: muster.api.v1.WatchJobsRequest.after:type_name -> muster.api.v1.Revision
-	11, // 56: muster.api.v1.WatchJobsResponse.jobs:type_name -> muster.api.v1.Job
-	37, // 57: muster.api.v1.WatchJobsResponse.steps:type_name -> muster.api.v1.Step
-	43, // 58: muster.api.v1.WatchJobsResponse.revision:type_name -> muster.api.v1.Revision
-	6,  // 59: muster.api.v1.StepSpec.resources:type_name -> muster.api.v1.ResourceRequest
-	7,  // 60: muster.api.v1.StepSpec.task_options:type_name -> muster.api.v1.TaskOptions
-	43, // 61: muster.api.v1.Step.revision:type_name -> muster.api.v1.Revision
-	35, // 62: muster.api.v1.Step.spec:type_name -> muster.api.v1.StepSpec
-	5,  // 63: muster.api.v1.Step.state:type_name -> muster.api.v1.StepState
-	13, // 64: muster.api.v1.Step.placement:type_name -> muster.api.v1.Placement
-	36, // 65: muster.api.v1.Step.exits:type_name -> muster.api.v1.TaskExit
-	42, // 66: muster.api.v1.Step.create_time:type_name -> google.protobuf.Timestamp
-	42, // 67: muster.api.v1.Step.start_time:type_name -> google.protobuf.Timestamp
-	42, // 68: muster.api.v1.Step.end_time:type_name -> google.protobuf.Timestamp
-	14, // 69: muster.api.v1.Step.prepared:type_name -> muster.api.v1.PreparedNode
-	5,  // 70: muster.api.v1.Step.final_state:type_name -> muster.api.v1.StepState
-	35, // 71: muster.api.v1.CreateStepRequest.spec:type_name -> muster.api.v1.StepSpec
-	37, // 72: muster.api.v1.CreateStepResponse.step:type_name -> muster.api.v1.Step
-	30, // 73: muster.api.v1.CreateStepResponse.shares:type_name -> muster.api.v1.NodeShare
-	43, // 74: muster.api.v1.CreateStepResponse.revision:type_name -> muster.api.v1.Revision
-	46, // 75: muster.api.v1.GetStepRequest.read:type_name -> muster.api.v1.ReadOptions
-	37, // 76: muster.api.v1.GetStepResponse.step:type_name -> muster.api.v1.Step
-	30, // 77: muster.api.v1.GetStepResponse.shares:type_name -> muster.api.v1.NodeShare
-	47, // 78: muster.api.v1.GetStepResponse.info:type_name -> muster.api.v1.ReadInfo
-	19, // 79: muster.api.v1.JobService.SubmitJobs:input_type -> muster.api.v1.SubmitJobsRequest
-	23, // 80: muster.api.v1.JobService.CancelJobs:input_type -> muster.api.v1.CancelJobsRequest
-	26, // 81: muster.api.v1.JobService.UpdateJob:input_type -> muster.api.v1.UpdateJobRequest
-	28, // 82: muster.api.v1.JobService.GetJob:input_type -> muster.api.v1.GetJobRequest
-	31, // 83: muster.api.v1.JobService.ListJobs:input_type -> muster.api.v1.ListJobsRequest
-	33, // 84: muster.api.v1.JobService.WatchJobs:input_type -> muster.api.v1.WatchJobsRequest
-	38, // 85: muster.api.v1.JobService.CreateStep:input_type -> muster.api.v1.CreateStepRequest
-	40, // 86: muster.api.v1.JobService.GetStep:input_type -> muster.api.v1.GetStepRequest
-	21, // 87: muster.api.v1.JobService.SubmitJobs:output_type -> muster.api.v1.SubmitJobsResponse
-	24, // 88: muster.api.v1.JobService.CancelJobs:output_type -> muster.api.v1.CancelJobsResponse
-	27, // 89: muster.api.v1.JobService.UpdateJob:output_type -> muster.api.v1.UpdateJobResponse
-	29, // 90: muster.api.v1.JobService.GetJob:output_type -> muster.api.v1.GetJobResponse
-	32, // 91: muster.api.v1.JobService.ListJobs:output_type -> muster.api.v1.ListJobsResponse
-	34, // 92: muster.api.v1.JobService.WatchJobs:output_type -> muster.api.v1.WatchJobsResponse
-	39, // 93: muster.api.v1.JobService.CreateStep:output_type -> muster.api.v1.CreateStepResponse
-	41, // 94: muster.api.v1.JobService.GetStep:output_type -> muster.api.v1.GetStepResponse
-	87, // [87:95] is the sub-list for method output_type
-	79, // [79:87] is the sub-list for method input_type
-	79, // [79:79] is the sub-list for extension type_name
-	79, // [79:79] is the sub-list for extension extendee
-	0,  // [0:79] is the sub-list for field type_name
+	7,  // 0: muster.api.v1.ResourceRequest.gres:type_name -> muster.api.v1.GresRequest
+	9,  // 1: muster.api.v1.TaskOptions.programs:type_name -> muster.api.v1.RankProgram
+	10, // 2: muster.api.v1.TaskOptions.rlimits:type_name -> muster.api.v1.ResourceLimit
+	0,  // 3: muster.api.v1.JobSpec.kind:type_name -> muster.api.v1.JobKind
+	6,  // 4: muster.api.v1.JobSpec.resources:type_name -> muster.api.v1.ResourceRequest
+	8,  // 5: muster.api.v1.JobSpec.task_options:type_name -> muster.api.v1.TaskOptions
+	49, // 6: muster.api.v1.JobSpec.begin_time:type_name -> google.protobuf.Timestamp
+	11, // 7: muster.api.v1.JobSpec.warn_signal:type_name -> muster.api.v1.WarnSignal
+	1,  // 8: muster.api.v1.JobStatus.state:type_name -> muster.api.v1.JobState
+	2,  // 9: muster.api.v1.JobStatus.reason:type_name -> muster.api.v1.WaitReason
+	49, // 10: muster.api.v1.JobStatus.submit_time:type_name -> google.protobuf.Timestamp
+	49, // 11: muster.api.v1.JobStatus.eligible_time:type_name -> google.protobuf.Timestamp
+	49, // 12: muster.api.v1.JobStatus.start_time:type_name -> google.protobuf.Timestamp
+	49, // 13: muster.api.v1.JobStatus.end_time:type_name -> google.protobuf.Timestamp
+	49, // 14: muster.api.v1.JobStatus.not_before:type_name -> google.protobuf.Timestamp
+	50, // 15: muster.api.v1.Job.revision:type_name -> muster.api.v1.Revision
+	12, // 16: muster.api.v1.Job.spec:type_name -> muster.api.v1.JobSpec
+	13, // 17: muster.api.v1.Job.owner:type_name -> muster.api.v1.JobOwner
+	14, // 18: muster.api.v1.Job.status:type_name -> muster.api.v1.JobStatus
+	17, // 19: muster.api.v1.NodeGroup.gres:type_name -> muster.api.v1.GresShare
+	16, // 20: muster.api.v1.Placement.groups:type_name -> muster.api.v1.NodeGroup
+	50, // 21: muster.api.v1.Attempt.revision:type_name -> muster.api.v1.Revision
+	51, // 22: muster.api.v1.Attempt.fence:type_name -> muster.api.v1.Fence
+	4,  // 23: muster.api.v1.Attempt.state:type_name -> muster.api.v1.AttemptState
+	18, // 24: muster.api.v1.Attempt.placement:type_name -> muster.api.v1.Placement
+	19, // 25: muster.api.v1.Attempt.prepared:type_name -> muster.api.v1.PreparedNode
+	49, // 26: muster.api.v1.Attempt.place_time:type_name -> google.protobuf.Timestamp
+	49, // 27: muster.api.v1.Attempt.start_time:type_name -> google.protobuf.Timestamp
+	49, // 28: muster.api.v1.Attempt.end_time:type_name -> google.protobuf.Timestamp
+	3,  // 29: muster.api.v1.Attempt.failure:type_name -> muster.api.v1.FailureClass
+	20, // 30: muster.api.v1.Attempt.signals:type_name -> muster.api.v1.SignalOrder
+	1,  // 31: muster.api.v1.Attempt.final_state:type_name -> muster.api.v1.JobState
+	23, // 32: muster.api.v1.Attempt.leftovers:type_name -> muster.api.v1.Leftover
+	22, // 33: muster.api.v1.Attempt.unprepared:type_name -> muster.api.v1.UnpreparedNode
+	17, // 34: muster.api.v1.Leftover.gres:type_name -> muster.api.v1.GresShare
+	25, // 35: muster.api.v1.SubmitJobsRequest.jobs:type_name -> muster.api.v1.JobSubmission
+	12, // 36: muster.api.v1.JobSubmission.spec:type_name -> muster.api.v1.JobSpec
+	27, // 37: muster.api.v1.SubmitJobsResponse.results:type_name -> muster.api.v1.SubmitResult
+	50, // 38: muster.api.v1.SubmitJobsResponse.revision:type_name -> muster.api.v1.Revision
+	52, // 39: muster.api.v1.SubmitResult.refusal:type_name -> muster.api.v1.ErrorDetail
+	30, // 40: muster.api.v1.CancelJobsRequest.filter:type_name -> muster.api.v1.JobFilter
+	52, // 41: muster.api.v1.CancelJobsResponse.refusals:type_name -> muster.api.v1.ErrorDetail
+	50, // 42: muster.api.v1.CancelJobsResponse.revision:type_name -> muster.api.v1.Revision
+	1,  // 43: muster.api.v1.JobFilter.states:type_name -> muster.api.v1.JobState
+	49, // 44: muster.api.v1.JobFilter.ended_since:type_name -> google.protobuf.Timestamp
+	49, // 45: muster.api.v1.JobFilter.submitted_before:type_name -> google.protobuf.Timestamp
+	52, // 46: muster.api.v1.UpdateJobResponse.refusals:type_name -> muster.api.v1.ErrorDetail
+	50, // 47: muster.api.v1.UpdateJobResponse.revision:type_name -> muster.api.v1.Revision
+	53, // 48: muster.api.v1.GetJobRequest.read:type_name -> muster.api.v1.ReadOptions
+	15, // 49: muster.api.v1.GetJobResponse.job:type_name -> muster.api.v1.Job
+	21, // 50: muster.api.v1.GetJobResponse.attempts:type_name -> muster.api.v1.Attempt
+	43, // 51: muster.api.v1.GetJobResponse.steps:type_name -> muster.api.v1.Step
+	54, // 52: muster.api.v1.GetJobResponse.info:type_name -> muster.api.v1.ReadInfo
+	35, // 53: muster.api.v1.GetJobResponse.shares:type_name -> muster.api.v1.NodeShare
+	48, // 54: muster.api.v1.NodeShare.gres:type_name -> muster.api.v1.NodeShare.GresEntry
+	30, // 55: muster.api.v1.ListJobsRequest.filter:type_name -> muster.api.v1.JobFilter
+	55, // 56: muster.api.v1.ListJobsRequest.page:type_name -> muster.api.v1.Page
+	53, // 57: muster.api.v1.ListJobsRequest.read:type_name -> muster.api.v1.ReadOptions
+	15, // 58: muster.api.v1.ListJobsResponse.jobs:type_name -> muster.api.v1.Job
+	43, // 59: muster.api.v1.ListJobsResponse.steps:type_name -> muster.api.v1.Step
+	54, // 60: muster.api.v1.ListJobsResponse.info:type_name -> muster.api.v1.ReadInfo
+	30, // 61: muster.api.v1.WatchJobsRequest.filter:type_name -> muster.api.v1.JobFilter
+	50, // 62: muster.api.v1.WatchJobsRequest.after:type_name -> muster.api.v1.Revision
+	15, // 63: muster.api.v1.WatchJobsResponse.jobs:type_name -> muster.api.v1.Job
+	43, // 64: muster.api.v1.WatchJobsResponse.steps:type_name -> muster.api.v1.Step
+	50, // 65: muster.api.v1.WatchJobsResponse.revision:type_name -> muster.api.v1.Revision
+	6,  // 66: muster.api.v1.StepSpec.resources:type_name -> muster.api.v1.ResourceRequest
+	8,  // 67: muster.api.v1.StepSpec.task_options:type_name -> muster.api.v1.TaskOptions
+	40, // 68: muster.api.v1.StepSpec.parts:type_name -> muster.api.v1.StepSpec
+	11, // 69: muster.api.v1.StepSpec.warn_signal:type_name -> muster.api.v1.WarnSignal
+	50, // 70: muster.api.v1.Step.revision:type_name -> muster.api.v1.Revision
+	40, // 71: muster.api.v1.Step.spec:type_name -> muster.api.v1.StepSpec
+	5,  // 72: muster.api.v1.Step.state:type_name -> muster.api.v1.StepState
+	18, // 73: muster.api.v1.Step.placement:type_name -> muster.api.v1.Placement
+	41, // 74: muster.api.v1.Step.exits:type_name -> muster.api.v1.TaskExit
+	49, // 75: muster.api.v1.Step.create_time:type_name -> google.protobuf.Timestamp
+	49, // 76: muster.api.v1.Step.start_time:type_name -> google.protobuf.Timestamp
+	49, // 77: muster.api.v1.Step.end_time:type_name -> google.protobuf.Timestamp
+	19, // 78: muster.api.v1.Step.prepared:type_name -> muster.api.v1.PreparedNode
+	5,  // 79: muster.api.v1.Step.final_state:type_name -> muster.api.v1.StepState
+	42, // 80: muster.api.v1.Step.usage:type_name -> muster.api.v1.StepUsage
+	49, // 81: muster.api.v1.Step.first_exec_time:type_name -> google.protobuf.Timestamp
+	49, // 82: muster.api.v1.Step.last_exec_time:type_name -> google.protobuf.Timestamp
+	40, // 83: muster.api.v1.CreateStepRequest.spec:type_name -> muster.api.v1.StepSpec
+	43, // 84: muster.api.v1.CreateStepResponse.step:type_name -> muster.api.v1.Step
+	35, // 85: muster.api.v1.CreateStepResponse.shares:type_name -> muster.api.v1.NodeShare
+	50, // 86: muster.api.v1.CreateStepResponse.revision:type_name -> muster.api.v1.Revision
+	53, // 87: muster.api.v1.GetStepRequest.read:type_name -> muster.api.v1.ReadOptions
+	43, // 88: muster.api.v1.GetStepResponse.step:type_name -> muster.api.v1.Step
+	35, // 89: muster.api.v1.GetStepResponse.shares:type_name -> muster.api.v1.NodeShare
+	54, // 90: muster.api.v1.GetStepResponse.info:type_name -> muster.api.v1.ReadInfo
+	24, // 91: muster.api.v1.JobService.SubmitJobs:input_type -> muster.api.v1.SubmitJobsRequest
+	28, // 92: muster.api.v1.JobService.CancelJobs:input_type -> muster.api.v1.CancelJobsRequest
+	31, // 93: muster.api.v1.JobService.UpdateJob:input_type -> muster.api.v1.UpdateJobRequest
+	33, // 94: muster.api.v1.JobService.GetJob:input_type -> muster.api.v1.GetJobRequest
+	36, // 95: muster.api.v1.JobService.ListJobs:input_type -> muster.api.v1.ListJobsRequest
+	38, // 96: muster.api.v1.JobService.WatchJobs:input_type -> muster.api.v1.WatchJobsRequest
+	44, // 97: muster.api.v1.JobService.CreateStep:input_type -> muster.api.v1.CreateStepRequest
+	46, // 98: muster.api.v1.JobService.GetStep:input_type -> muster.api.v1.GetStepRequest
+	26, // 99: muster.api.v1.JobService.SubmitJobs:output_type -> muster.api.v1.SubmitJobsResponse
+	29, // 100: muster.api.v1.JobService.CancelJobs:output_type -> muster.api.v1.CancelJobsResponse
+	32, // 101: muster.api.v1.JobService.UpdateJob:output_type -> muster.api.v1.UpdateJobResponse
+	34, // 102: muster.api.v1.JobService.GetJob:output_type -> muster.api.v1.GetJobResponse
+	37, // 103: muster.api.v1.JobService.ListJobs:output_type -> muster.api.v1.ListJobsResponse
+	39, // 104: muster.api.v1.JobService.WatchJobs:output_type -> muster.api.v1.WatchJobsResponse
+	45, // 105: muster.api.v1.JobService.CreateStep:output_type -> muster.api.v1.CreateStepResponse
+	47, // 106: muster.api.v1.JobService.GetStep:output_type -> muster.api.v1.GetStepResponse
+	99, // [99:107] is the sub-list for method output_type
+	91, // [91:99] is the sub-list for method input_type
+	91, // [91:91] is the sub-list for extension type_name
+	91, // [91:91] is the sub-list for extension extendee
+	0,  // [0:91] is the sub-list for field type_name
 }
 
 func init() { file_muster_api_v1_job_proto_init() }
@@ -4877,9 +5659,10 @@ func file_muster_api_v1_job_proto_init() {
 		return
 	}
 	file_muster_api_v1_common_proto_init()
-	file_muster_api_v1_job_proto_msgTypes[9].OneofWrappers = []any{}
-	file_muster_api_v1_job_proto_msgTypes[17].OneofWrappers = []any{}
-	file_muster_api_v1_job_proto_msgTypes[20].OneofWrappers = []any{
+	file_muster_api_v1_job_proto_msgTypes[0].OneofWrappers = []any{}
+	file_muster_api_v1_job_proto_msgTypes[14].OneofWrappers = []any{}
+	file_muster_api_v1_job_proto_msgTypes[22].OneofWrappers = []any{}
+	file_muster_api_v1_job_proto_msgTypes[25].OneofWrappers = []any{
 		(*UpdateJobRequest_Hold)(nil),
 		(*UpdateJobRequest_Requeue)(nil),
 		(*UpdateJobRequest_TimeLimitS)(nil),
@@ -4895,7 +5678,7 @@ func file_muster_api_v1_job_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_muster_api_v1_job_proto_rawDesc), len(file_muster_api_v1_job_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   36,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

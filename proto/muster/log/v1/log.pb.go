@@ -114,6 +114,7 @@ type Command struct {
 	//	*Command_ExplainJobs
 	//	*Command_Prune
 	//	*Command_Bootstrap
+	//	*Command_ReportHealth
 	Op            isCommand_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -403,6 +404,15 @@ func (x *Command) GetBootstrap() *Bootstrap {
 	return nil
 }
 
+func (x *Command) GetReportHealth() *ReportHealth {
+	if x != nil {
+		if x, ok := x.Op.(*Command_ReportHealth); ok {
+			return x.ReportHealth
+		}
+	}
+	return nil
+}
+
 type isCommand_Op interface {
 	isCommand_Op()
 }
@@ -517,6 +527,11 @@ type Command_Bootstrap struct {
 	Bootstrap *Bootstrap `protobuf:"bytes,37,opt,name=bootstrap,proto3,oneof"`
 }
 
+type Command_ReportHealth struct {
+	// Take in what a node's checks find.
+	ReportHealth *ReportHealth `protobuf:"bytes,38,opt,name=report_health,json=reportHealth,proto3,oneof"`
+}
+
 func (*Command_SubmitJobs) isCommand_Op() {}
 
 func (*Command_CancelJobs) isCommand_Op() {}
@@ -560,6 +575,8 @@ func (*Command_ExplainJobs) isCommand_Op() {}
 func (*Command_Prune) isCommand_Op() {}
 
 func (*Command_Bootstrap) isCommand_Op() {}
+
+func (*Command_ReportHealth) isCommand_Op() {}
 
 // Result is the answer to one command, in the same order.
 type Result struct {
@@ -1626,7 +1643,13 @@ type StepEnded struct {
 	// The supervisor ended it because its lease deadline passed.
 	Deadline bool `protobuf:"varint,4,opt,name=deadline,proto3" json:"deadline,omitempty"`
 	// Something the user should know.
-	Sentence      string `protobuf:"bytes,5,opt,name=sentence,proto3" json:"sentence,omitempty"`
+	Sentence string `protobuf:"bytes,5,opt,name=sentence,proto3" json:"sentence,omitempty"`
+	// Time from exec to the end of the last task in milliseconds, measured on the node.
+	ElapsedMs uint64 `protobuf:"varint,6,opt,name=elapsed_ms,json=elapsedMs,proto3" json:"elapsed_ms,omitempty"`
+	// When the tasks were executed, by the node's clock; unset if they were not.
+	ExecTime *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=exec_time,json=execTime,proto3" json:"exec_time,omitempty"`
+	// What the tasks used; unset if that is not known.
+	Usage         *v1.StepUsage `protobuf:"bytes,8,opt,name=usage,proto3" json:"usage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1694,6 +1717,27 @@ func (x *StepEnded) GetSentence() string {
 		return x.Sentence
 	}
 	return ""
+}
+
+func (x *StepEnded) GetElapsedMs() uint64 {
+	if x != nil {
+		return x.ElapsedMs
+	}
+	return 0
+}
+
+func (x *StepEnded) GetExecTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExecTime
+	}
+	return nil
+}
+
+func (x *StepEnded) GetUsage() *v1.StepUsage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
 }
 
 // AttemptReaped reports that no process, mount or device of an attempt is left.
@@ -1870,6 +1914,79 @@ func (x *ReportTasks) GetReports() []*TaskReport {
 	return nil
 }
 
+// ReportHealth replaces the conditions of a node by what its checks find now.
+type ReportHealth struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Node number.
+	Node uint32 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Epoch under which the agent joined.
+	Epoch uint32 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Instance of the agent.
+	Instance *v1.Instance `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`
+	// Everything that is the case, by owner and code.
+	Conditions    []*v1.Condition `protobuf:"bytes,4,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportHealth) Reset() {
+	*x = ReportHealth{}
+	mi := &file_muster_log_v1_log_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportHealth) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportHealth) ProtoMessage() {}
+
+func (x *ReportHealth) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_log_v1_log_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportHealth.ProtoReflect.Descriptor instead.
+func (*ReportHealth) Descriptor() ([]byte, []int) {
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ReportHealth) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *ReportHealth) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *ReportHealth) GetInstance() *v1.Instance {
+	if x != nil {
+		return x.Instance
+	}
+	return nil
+}
+
+func (x *ReportHealth) GetConditions() []*v1.Condition {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
+}
+
 // JoinNode lets a node join, or an agent return.
 type JoinNode struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1887,7 +2004,7 @@ type JoinNode struct {
 
 func (x *JoinNode) Reset() {
 	*x = JoinNode{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[19]
+	mi := &file_muster_log_v1_log_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1899,7 +2016,7 @@ func (x *JoinNode) String() string {
 func (*JoinNode) ProtoMessage() {}
 
 func (x *JoinNode) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[19]
+	mi := &file_muster_log_v1_log_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1912,7 +2029,7 @@ func (x *JoinNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinNode.ProtoReflect.Descriptor instead.
 func (*JoinNode) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{19}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *JoinNode) GetSpec() *v1.NodeSpec {
@@ -1958,7 +2075,7 @@ type LoseNode struct {
 
 func (x *LoseNode) Reset() {
 	*x = LoseNode{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[20]
+	mi := &file_muster_log_v1_log_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1970,7 +2087,7 @@ func (x *LoseNode) String() string {
 func (*LoseNode) ProtoMessage() {}
 
 func (x *LoseNode) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[20]
+	mi := &file_muster_log_v1_log_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1983,7 +2100,7 @@ func (x *LoseNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoseNode.ProtoReflect.Descriptor instead.
 func (*LoseNode) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{20}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LoseNode) GetNode() uint32 {
@@ -2027,7 +2144,7 @@ type FenceNode struct {
 
 func (x *FenceNode) Reset() {
 	*x = FenceNode{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[21]
+	mi := &file_muster_log_v1_log_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2039,7 +2156,7 @@ func (x *FenceNode) String() string {
 func (*FenceNode) ProtoMessage() {}
 
 func (x *FenceNode) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[21]
+	mi := &file_muster_log_v1_log_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2052,7 +2169,7 @@ func (x *FenceNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceNode.ProtoReflect.Descriptor instead.
 func (*FenceNode) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{21}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *FenceNode) GetNode() uint32 {
@@ -2101,7 +2218,7 @@ type UpdateNodes struct {
 
 func (x *UpdateNodes) Reset() {
 	*x = UpdateNodes{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[22]
+	mi := &file_muster_log_v1_log_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2113,7 +2230,7 @@ func (x *UpdateNodes) String() string {
 func (*UpdateNodes) ProtoMessage() {}
 
 func (x *UpdateNodes) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[22]
+	mi := &file_muster_log_v1_log_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2126,7 +2243,7 @@ func (x *UpdateNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateNodes.ProtoReflect.Descriptor instead.
 func (*UpdateNodes) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{22}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *UpdateNodes) GetRequest() *v1.UpdateNodesRequest {
@@ -2149,7 +2266,7 @@ type Configure struct {
 
 func (x *Configure) Reset() {
 	*x = Configure{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[23]
+	mi := &file_muster_log_v1_log_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2161,7 +2278,7 @@ func (x *Configure) String() string {
 func (*Configure) ProtoMessage() {}
 
 func (x *Configure) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[23]
+	mi := &file_muster_log_v1_log_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2174,7 +2291,7 @@ func (x *Configure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Configure.ProtoReflect.Descriptor instead.
 func (*Configure) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{23}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Configure) GetConfiguration() *v1.Configuration {
@@ -2202,7 +2319,7 @@ type PutBlob struct {
 
 func (x *PutBlob) Reset() {
 	*x = PutBlob{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[24]
+	mi := &file_muster_log_v1_log_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2214,7 +2331,7 @@ func (x *PutBlob) String() string {
 func (*PutBlob) ProtoMessage() {}
 
 func (x *PutBlob) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[24]
+	mi := &file_muster_log_v1_log_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2227,7 +2344,7 @@ func (x *PutBlob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutBlob.ProtoReflect.Descriptor instead.
 func (*PutBlob) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{24}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PutBlob) GetPiece() *v1.PutBlobRequest {
@@ -2250,7 +2367,7 @@ type AnnounceMember struct {
 
 func (x *AnnounceMember) Reset() {
 	*x = AnnounceMember{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[25]
+	mi := &file_muster_log_v1_log_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2262,7 +2379,7 @@ func (x *AnnounceMember) String() string {
 func (*AnnounceMember) ProtoMessage() {}
 
 func (x *AnnounceMember) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[25]
+	mi := &file_muster_log_v1_log_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2275,7 +2392,7 @@ func (x *AnnounceMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnounceMember.ProtoReflect.Descriptor instead.
 func (*AnnounceMember) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{25}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AnnounceMember) GetMember() *v1.Member {
@@ -2303,7 +2420,7 @@ type RaiseLevel struct {
 
 func (x *RaiseLevel) Reset() {
 	*x = RaiseLevel{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[26]
+	mi := &file_muster_log_v1_log_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2315,7 +2432,7 @@ func (x *RaiseLevel) String() string {
 func (*RaiseLevel) ProtoMessage() {}
 
 func (x *RaiseLevel) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[26]
+	mi := &file_muster_log_v1_log_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2328,7 +2445,7 @@ func (x *RaiseLevel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RaiseLevel.ProtoReflect.Descriptor instead.
 func (*RaiseLevel) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{26}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RaiseLevel) GetLevel() uint32 {
@@ -2349,7 +2466,7 @@ type Tick struct {
 
 func (x *Tick) Reset() {
 	*x = Tick{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[27]
+	mi := &file_muster_log_v1_log_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2361,7 +2478,7 @@ func (x *Tick) String() string {
 func (*Tick) ProtoMessage() {}
 
 func (x *Tick) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[27]
+	mi := &file_muster_log_v1_log_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2374,7 +2491,7 @@ func (x *Tick) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tick.ProtoReflect.Descriptor instead.
 func (*Tick) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{27}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Tick) GetMarkDigest() bool {
@@ -2395,7 +2512,7 @@ type ExplainJobs struct {
 
 func (x *ExplainJobs) Reset() {
 	*x = ExplainJobs{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[28]
+	mi := &file_muster_log_v1_log_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2407,7 +2524,7 @@ func (x *ExplainJobs) String() string {
 func (*ExplainJobs) ProtoMessage() {}
 
 func (x *ExplainJobs) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[28]
+	mi := &file_muster_log_v1_log_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2420,7 +2537,7 @@ func (x *ExplainJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainJobs.ProtoReflect.Descriptor instead.
 func (*ExplainJobs) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{28}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExplainJobs) GetReasons() []*JobReason {
@@ -2445,7 +2562,7 @@ type JobReason struct {
 
 func (x *JobReason) Reset() {
 	*x = JobReason{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[29]
+	mi := &file_muster_log_v1_log_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2457,7 +2574,7 @@ func (x *JobReason) String() string {
 func (*JobReason) ProtoMessage() {}
 
 func (x *JobReason) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[29]
+	mi := &file_muster_log_v1_log_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2470,7 +2587,7 @@ func (x *JobReason) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobReason.ProtoReflect.Descriptor instead.
 func (*JobReason) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{29}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *JobReason) GetJobId() uint32 {
@@ -2509,7 +2626,7 @@ type Prune struct {
 
 func (x *Prune) Reset() {
 	*x = Prune{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[30]
+	mi := &file_muster_log_v1_log_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2521,7 +2638,7 @@ func (x *Prune) String() string {
 func (*Prune) ProtoMessage() {}
 
 func (x *Prune) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[30]
+	mi := &file_muster_log_v1_log_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2534,7 +2651,7 @@ func (x *Prune) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prune.ProtoReflect.Descriptor instead.
 func (*Prune) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{30}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Prune) GetJobIds() []uint32 {
@@ -2577,7 +2694,7 @@ type RequestRecord struct {
 
 func (x *RequestRecord) Reset() {
 	*x = RequestRecord{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[31]
+	mi := &file_muster_log_v1_log_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2589,7 +2706,7 @@ func (x *RequestRecord) String() string {
 func (*RequestRecord) ProtoMessage() {}
 
 func (x *RequestRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[31]
+	mi := &file_muster_log_v1_log_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2602,7 +2719,7 @@ func (x *RequestRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestRecord.ProtoReflect.Descriptor instead.
 func (*RequestRecord) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{31}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RequestRecord) GetRequestId() string {
@@ -2663,7 +2780,7 @@ type BlobRecord struct {
 
 func (x *BlobRecord) Reset() {
 	*x = BlobRecord{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[32]
+	mi := &file_muster_log_v1_log_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2675,7 +2792,7 @@ func (x *BlobRecord) String() string {
 func (*BlobRecord) ProtoMessage() {}
 
 func (x *BlobRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[32]
+	mi := &file_muster_log_v1_log_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2688,7 +2805,7 @@ func (x *BlobRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobRecord.ProtoReflect.Descriptor instead.
 func (*BlobRecord) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{32}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *BlobRecord) GetSha256() string {
@@ -2758,14 +2875,16 @@ type Cluster struct {
 	// State time.
 	StateTime *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=state_time,json=stateTime,proto3" json:"state_time,omitempty"`
 	// Revision of the last command.
-	Revision      *v1.Revision `protobuf:"bytes,8,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision *v1.Revision `protobuf:"bytes,8,opt,name=revision,proto3" json:"revision,omitempty"`
+	// State times of the drains by checks within the last hour.
+	HealthDrains  []*timestamppb.Timestamp `protobuf:"bytes,9,rep,name=health_drains,json=healthDrains,proto3" json:"health_drains,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[33]
+	mi := &file_muster_log_v1_log_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2777,7 +2896,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[33]
+	mi := &file_muster_log_v1_log_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2790,7 +2909,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{33}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Cluster) GetClusterId() string {
@@ -2849,6 +2968,13 @@ func (x *Cluster) GetRevision() *v1.Revision {
 	return nil
 }
 
+func (x *Cluster) GetHealthDrains() []*timestamppb.Timestamp {
+	if x != nil {
+		return x.HealthDrains
+	}
+	return nil
+}
+
 // Record is one item of a snapshot. A record without an item stops the restore.
 type Record struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2874,7 +3000,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[34]
+	mi := &file_muster_log_v1_log_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2886,7 +3012,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[34]
+	mi := &file_muster_log_v1_log_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2899,7 +3025,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{34}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Record) GetItem() isRecord_Item {
@@ -3104,7 +3230,7 @@ type Tombstone struct {
 
 func (x *Tombstone) Reset() {
 	*x = Tombstone{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[35]
+	mi := &file_muster_log_v1_log_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3116,7 +3242,7 @@ func (x *Tombstone) String() string {
 func (*Tombstone) ProtoMessage() {}
 
 func (x *Tombstone) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[35]
+	mi := &file_muster_log_v1_log_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3129,7 +3255,7 @@ func (x *Tombstone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tombstone.ProtoReflect.Descriptor instead.
 func (*Tombstone) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{35}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Tombstone) GetKind() string {
@@ -3170,7 +3296,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[36]
+	mi := &file_muster_log_v1_log_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3182,7 +3308,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[36]
+	mi := &file_muster_log_v1_log_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3195,7 +3321,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{36}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SnapshotHeader) GetFormat() uint32 {
@@ -3237,7 +3363,7 @@ type SnapshotTrailer struct {
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_muster_log_v1_log_proto_msgTypes[37]
+	mi := &file_muster_log_v1_log_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3249,7 +3375,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_log_v1_log_proto_msgTypes[37]
+	mi := &file_muster_log_v1_log_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3262,7 +3388,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{37}
+	return file_muster_log_v1_log_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SnapshotTrailer) GetRecords() uint64 {
@@ -3278,7 +3404,7 @@ const file_muster_log_v1_log_proto_rawDesc = "" +
 	"\n" +
 	"\x17muster/log/v1/log.proto\x12\rmuster.log.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmuster/api/v1/cluster.proto\x1a\x1amuster/api/v1/common.proto\x1a\x17muster/api/v1/job.proto\";\n" +
 	"\x05Batch\x122\n" +
-	"\bcommands\x18\x01 \x03(\v2\x16.muster.log.v1.CommandR\bcommands\"\xba\f\n" +
+	"\bcommands\x18\x01 \x03(\v2\x16.muster.log.v1.CommandR\bcommands\"\xfe\f\n" +
 	"\aCommand\x12\x14\n" +
 	"\x05level\x18\x01 \x01(\rR\x05level\x12;\n" +
 	"\vproposed_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
@@ -3318,7 +3444,8 @@ const file_muster_log_v1_log_proto_rawDesc = "" +
 	"\x04tick\x18\" \x01(\v2\x13.muster.log.v1.TickH\x00R\x04tick\x12?\n" +
 	"\fexplain_jobs\x18# \x01(\v2\x1a.muster.log.v1.ExplainJobsH\x00R\vexplainJobs\x12,\n" +
 	"\x05prune\x18$ \x01(\v2\x14.muster.log.v1.PruneH\x00R\x05prune\x128\n" +
-	"\tbootstrap\x18% \x01(\v2\x18.muster.log.v1.BootstrapH\x00R\tbootstrapB\x04\n" +
+	"\tbootstrap\x18% \x01(\v2\x18.muster.log.v1.BootstrapH\x00R\tbootstrap\x12B\n" +
+	"\rreport_health\x18& \x01(\v2\x1b.muster.log.v1.ReportHealthH\x00R\freportHealthB\x04\n" +
 	"\x02op\"\xb5\x03\n" +
 	"\x06Result\x124\n" +
 	"\arefusal\x18\x01 \x01(\v2\x1a.muster.api.v1.ErrorDetailR\arefusal\x123\n" +
@@ -3409,14 +3536,18 @@ const file_muster_log_v1_log_proto_rawDesc = "" +
 	"step_ended\x18\x04 \x01(\v2\x18.muster.log.v1.StepEndedH\x00R\tstepEnded\x12E\n" +
 	"\x0eattempt_reaped\x18\x05 \x01(\v2\x1c.muster.log.v1.AttemptReapedH\x00R\rattemptReaped\x12E\n" +
 	"\x0eprepare_failed\x18\x06 \x01(\v2\x1c.muster.log.v1.PrepareFailedH\x00R\rprepareFailedB\a\n" +
-	"\x05event\"\xaa\x01\n" +
+	"\x05event\"\xb2\x02\n" +
 	"\tStepEnded\x12\x17\n" +
 	"\astep_id\x18\x01 \x01(\rR\x06stepId\x12-\n" +
 	"\x05exits\x18\x02 \x03(\v2\x17.muster.api.v1.TaskExitR\x05exits\x12\x1d\n" +
 	"\n" +
 	"time_limit\x18\x03 \x01(\bR\ttimeLimit\x12\x1a\n" +
 	"\bdeadline\x18\x04 \x01(\bR\bdeadline\x12\x1a\n" +
-	"\bsentence\x18\x05 \x01(\tR\bsentence\"\x0f\n" +
+	"\bsentence\x18\x05 \x01(\tR\bsentence\x12\x1d\n" +
+	"\n" +
+	"elapsed_ms\x18\x06 \x01(\x04R\telapsedMs\x127\n" +
+	"\texec_time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\bexecTime\x12.\n" +
+	"\x05usage\x18\b \x01(\v2\x18.muster.api.v1.StepUsageR\x05usage\"\x0f\n" +
 	"\rAttemptReaped\"v\n" +
 	"\rPrepareFailed\x12\x1c\n" +
 	"\astep_id\x18\x01 \x01(\rH\x00R\x06stepId\x88\x01\x01\x12\x1a\n" +
@@ -3429,7 +3560,14 @@ const file_muster_log_v1_log_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x123\n" +
 	"\binstance\x18\x03 \x01(\v2\x17.muster.api.v1.InstanceR\binstance\x123\n" +
-	"\areports\x18\x04 \x03(\v2\x19.muster.log.v1.TaskReportR\areports\"\xb1\x01\n" +
+	"\areports\x18\x04 \x03(\v2\x19.muster.log.v1.TaskReportR\areports\"\xa7\x01\n" +
+	"\fReportHealth\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x123\n" +
+	"\binstance\x18\x03 \x01(\v2\x17.muster.api.v1.InstanceR\binstance\x128\n" +
+	"\n" +
+	"conditions\x18\x04 \x03(\v2\x18.muster.api.v1.ConditionR\n" +
+	"conditions\"\xb1\x01\n" +
 	"\bJoinNode\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.muster.api.v1.NodeSpecR\x04spec\x123\n" +
 	"\binstance\x18\x02 \x01(\v2\x17.muster.api.v1.InstanceR\binstance\x12\x1d\n" +
@@ -3492,7 +3630,7 @@ const file_muster_log_v1_log_proto_rawDesc = "" +
 	"\x04uids\x18\x05 \x03(\rR\x04uids\x129\n" +
 	"\n" +
 	"begin_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tbeginTime\x123\n" +
-	"\brevision\x18\a \x01(\v2\x17.muster.api.v1.RevisionR\brevision\"\x8c\x03\n" +
+	"\brevision\x18\a \x01(\v2\x17.muster.api.v1.RevisionR\brevision\"\xcd\x03\n" +
 	"\aCluster\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x14\n" +
@@ -3503,7 +3641,8 @@ const file_muster_log_v1_log_proto_rawDesc = "" +
 	"\x10next_node_number\x18\x06 \x01(\rR\x0enextNodeNumber\x129\n" +
 	"\n" +
 	"state_time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\tstateTime\x123\n" +
-	"\brevision\x18\b \x01(\v2\x17.muster.api.v1.RevisionR\brevision\"\xc1\x04\n" +
+	"\brevision\x18\b \x01(\v2\x17.muster.api.v1.RevisionR\brevision\x12?\n" +
+	"\rhealth_drains\x18\t \x03(\v2\x1a.google.protobuf.TimestampR\fhealthDrains\"\xc1\x04\n" +
 	"\x06Record\x127\n" +
 	"\x06header\x18\x01 \x01(\v2\x1d.muster.log.v1.SnapshotHeaderH\x00R\x06header\x122\n" +
 	"\acluster\x18\x02 \x01(\v2\x16.muster.log.v1.ClusterH\x00R\acluster\x12&\n" +
@@ -3542,7 +3681,7 @@ func file_muster_log_v1_log_proto_rawDescGZIP() []byte {
 	return file_muster_log_v1_log_proto_rawDescData
 }
 
-var file_muster_log_v1_log_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_muster_log_v1_log_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_muster_log_v1_log_proto_goTypes = []any{
 	(*Batch)(nil),                 // 0: muster.log.v1.Batch
 	(*Command)(nil),               // 1: muster.log.v1.Command
@@ -3563,55 +3702,58 @@ var file_muster_log_v1_log_proto_goTypes = []any{
 	(*AttemptReaped)(nil),         // 16: muster.log.v1.AttemptReaped
 	(*PrepareFailed)(nil),         // 17: muster.log.v1.PrepareFailed
 	(*ReportTasks)(nil),           // 18: muster.log.v1.ReportTasks
-	(*JoinNode)(nil),              // 19: muster.log.v1.JoinNode
-	(*LoseNode)(nil),              // 20: muster.log.v1.LoseNode
-	(*FenceNode)(nil),             // 21: muster.log.v1.FenceNode
-	(*UpdateNodes)(nil),           // 22: muster.log.v1.UpdateNodes
-	(*Configure)(nil),             // 23: muster.log.v1.Configure
-	(*PutBlob)(nil),               // 24: muster.log.v1.PutBlob
-	(*AnnounceMember)(nil),        // 25: muster.log.v1.AnnounceMember
-	(*RaiseLevel)(nil),            // 26: muster.log.v1.RaiseLevel
-	(*Tick)(nil),                  // 27: muster.log.v1.Tick
-	(*ExplainJobs)(nil),           // 28: muster.log.v1.ExplainJobs
-	(*JobReason)(nil),             // 29: muster.log.v1.JobReason
-	(*Prune)(nil),                 // 30: muster.log.v1.Prune
-	(*RequestRecord)(nil),         // 31: muster.log.v1.RequestRecord
-	(*BlobRecord)(nil),            // 32: muster.log.v1.BlobRecord
-	(*Cluster)(nil),               // 33: muster.log.v1.Cluster
-	(*Record)(nil),                // 34: muster.log.v1.Record
-	(*Tombstone)(nil),             // 35: muster.log.v1.Tombstone
-	(*SnapshotHeader)(nil),        // 36: muster.log.v1.SnapshotHeader
-	(*SnapshotTrailer)(nil),       // 37: muster.log.v1.SnapshotTrailer
-	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
-	(*v1.Principal)(nil),          // 39: muster.api.v1.Principal
-	(*v1.ErrorDetail)(nil),        // 40: muster.api.v1.ErrorDetail
-	(*v1.Revision)(nil),           // 41: muster.api.v1.Revision
-	(*v1.SubmitResult)(nil),       // 42: muster.api.v1.SubmitResult
-	(*v1.Configuration)(nil),      // 43: muster.api.v1.Configuration
-	(*v1.JobSpec)(nil),            // 44: muster.api.v1.JobSpec
-	(*v1.UpdateJobRequest)(nil),   // 45: muster.api.v1.UpdateJobRequest
-	(*v1.Placement)(nil),          // 46: muster.api.v1.Placement
-	(*v1.Fence)(nil),              // 47: muster.api.v1.Fence
-	(*v1.PreparedNode)(nil),       // 48: muster.api.v1.PreparedNode
-	(v1.FailureClass)(0),          // 49: muster.api.v1.FailureClass
-	(*v1.StepSpec)(nil),           // 50: muster.api.v1.StepSpec
-	(v1.StepState)(0),             // 51: muster.api.v1.StepState
-	(*v1.TaskExit)(nil),           // 52: muster.api.v1.TaskExit
-	(*v1.Instance)(nil),           // 53: muster.api.v1.Instance
-	(*v1.NodeSpec)(nil),           // 54: muster.api.v1.NodeSpec
-	(*v1.UpdateNodesRequest)(nil), // 55: muster.api.v1.UpdateNodesRequest
-	(*v1.PutBlobRequest)(nil),     // 56: muster.api.v1.PutBlobRequest
-	(*v1.Member)(nil),             // 57: muster.api.v1.Member
-	(v1.WaitReason)(0),            // 58: muster.api.v1.WaitReason
-	(*v1.Job)(nil),                // 59: muster.api.v1.Job
-	(*v1.Attempt)(nil),            // 60: muster.api.v1.Attempt
-	(*v1.Step)(nil),               // 61: muster.api.v1.Step
-	(*v1.Node)(nil),               // 62: muster.api.v1.Node
+	(*ReportHealth)(nil),          // 19: muster.log.v1.ReportHealth
+	(*JoinNode)(nil),              // 20: muster.log.v1.JoinNode
+	(*LoseNode)(nil),              // 21: muster.log.v1.LoseNode
+	(*FenceNode)(nil),             // 22: muster.log.v1.FenceNode
+	(*UpdateNodes)(nil),           // 23: muster.log.v1.UpdateNodes
+	(*Configure)(nil),             // 24: muster.log.v1.Configure
+	(*PutBlob)(nil),               // 25: muster.log.v1.PutBlob
+	(*AnnounceMember)(nil),        // 26: muster.log.v1.AnnounceMember
+	(*RaiseLevel)(nil),            // 27: muster.log.v1.RaiseLevel
+	(*Tick)(nil),                  // 28: muster.log.v1.Tick
+	(*ExplainJobs)(nil),           // 29: muster.log.v1.ExplainJobs
+	(*JobReason)(nil),             // 30: muster.log.v1.JobReason
+	(*Prune)(nil),                 // 31: muster.log.v1.Prune
+	(*RequestRecord)(nil),         // 32: muster.log.v1.RequestRecord
+	(*BlobRecord)(nil),            // 33: muster.log.v1.BlobRecord
+	(*Cluster)(nil),               // 34: muster.log.v1.Cluster
+	(*Record)(nil),                // 35: muster.log.v1.Record
+	(*Tombstone)(nil),             // 36: muster.log.v1.Tombstone
+	(*SnapshotHeader)(nil),        // 37: muster.log.v1.SnapshotHeader
+	(*SnapshotTrailer)(nil),       // 38: muster.log.v1.SnapshotTrailer
+	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
+	(*v1.Principal)(nil),          // 40: muster.api.v1.Principal
+	(*v1.ErrorDetail)(nil),        // 41: muster.api.v1.ErrorDetail
+	(*v1.Revision)(nil),           // 42: muster.api.v1.Revision
+	(*v1.SubmitResult)(nil),       // 43: muster.api.v1.SubmitResult
+	(*v1.Configuration)(nil),      // 44: muster.api.v1.Configuration
+	(*v1.JobSpec)(nil),            // 45: muster.api.v1.JobSpec
+	(*v1.UpdateJobRequest)(nil),   // 46: muster.api.v1.UpdateJobRequest
+	(*v1.Placement)(nil),          // 47: muster.api.v1.Placement
+	(*v1.Fence)(nil),              // 48: muster.api.v1.Fence
+	(*v1.PreparedNode)(nil),       // 49: muster.api.v1.PreparedNode
+	(v1.FailureClass)(0),          // 50: muster.api.v1.FailureClass
+	(*v1.StepSpec)(nil),           // 51: muster.api.v1.StepSpec
+	(v1.StepState)(0),             // 52: muster.api.v1.StepState
+	(*v1.TaskExit)(nil),           // 53: muster.api.v1.TaskExit
+	(*v1.StepUsage)(nil),          // 54: muster.api.v1.StepUsage
+	(*v1.Instance)(nil),           // 55: muster.api.v1.Instance
+	(*v1.Condition)(nil),          // 56: muster.api.v1.Condition
+	(*v1.NodeSpec)(nil),           // 57: muster.api.v1.NodeSpec
+	(*v1.UpdateNodesRequest)(nil), // 58: muster.api.v1.UpdateNodesRequest
+	(*v1.PutBlobRequest)(nil),     // 59: muster.api.v1.PutBlobRequest
+	(*v1.Member)(nil),             // 60: muster.api.v1.Member
+	(v1.WaitReason)(0),            // 61: muster.api.v1.WaitReason
+	(*v1.Job)(nil),                // 62: muster.api.v1.Job
+	(*v1.Attempt)(nil),            // 63: muster.api.v1.Attempt
+	(*v1.Step)(nil),               // 64: muster.api.v1.Step
+	(*v1.Node)(nil),               // 65: muster.api.v1.Node
 }
 var file_muster_log_v1_log_proto_depIdxs = []int32{
 	1,  // 0: muster.log.v1.Batch.commands:type_name -> muster.log.v1.Command
-	38, // 1: muster.log.v1.Command.proposed_at:type_name -> google.protobuf.Timestamp
-	39, // 2: muster.log.v1.Command.principal:type_name -> muster.api.v1.Principal
+	39, // 1: muster.log.v1.Command.proposed_at:type_name -> google.protobuf.Timestamp
+	40, // 2: muster.log.v1.Command.principal:type_name -> muster.api.v1.Principal
 	4,  // 3: muster.log.v1.Command.submit_jobs:type_name -> muster.log.v1.SubmitJobs
 	6,  // 4: muster.log.v1.Command.cancel_jobs:type_name -> muster.log.v1.CancelJobs
 	7,  // 5: muster.log.v1.Command.update_jobs:type_name -> muster.log.v1.UpdateJobs
@@ -3622,81 +3764,87 @@ var file_muster_log_v1_log_proto_depIdxs = []int32{
 	12, // 10: muster.log.v1.Command.start_step:type_name -> muster.log.v1.StartStep
 	13, // 11: muster.log.v1.Command.end_step:type_name -> muster.log.v1.EndStep
 	18, // 12: muster.log.v1.Command.report_tasks:type_name -> muster.log.v1.ReportTasks
-	19, // 13: muster.log.v1.Command.join_node:type_name -> muster.log.v1.JoinNode
-	20, // 14: muster.log.v1.Command.lose_node:type_name -> muster.log.v1.LoseNode
-	21, // 15: muster.log.v1.Command.fence_node:type_name -> muster.log.v1.FenceNode
-	22, // 16: muster.log.v1.Command.update_nodes:type_name -> muster.log.v1.UpdateNodes
-	23, // 17: muster.log.v1.Command.configure:type_name -> muster.log.v1.Configure
-	24, // 18: muster.log.v1.Command.put_blob:type_name -> muster.log.v1.PutBlob
-	25, // 19: muster.log.v1.Command.announce_member:type_name -> muster.log.v1.AnnounceMember
-	26, // 20: muster.log.v1.Command.raise_level:type_name -> muster.log.v1.RaiseLevel
-	27, // 21: muster.log.v1.Command.tick:type_name -> muster.log.v1.Tick
-	28, // 22: muster.log.v1.Command.explain_jobs:type_name -> muster.log.v1.ExplainJobs
-	30, // 23: muster.log.v1.Command.prune:type_name -> muster.log.v1.Prune
+	20, // 13: muster.log.v1.Command.join_node:type_name -> muster.log.v1.JoinNode
+	21, // 14: muster.log.v1.Command.lose_node:type_name -> muster.log.v1.LoseNode
+	22, // 15: muster.log.v1.Command.fence_node:type_name -> muster.log.v1.FenceNode
+	23, // 16: muster.log.v1.Command.update_nodes:type_name -> muster.log.v1.UpdateNodes
+	24, // 17: muster.log.v1.Command.configure:type_name -> muster.log.v1.Configure
+	25, // 18: muster.log.v1.Command.put_blob:type_name -> muster.log.v1.PutBlob
+	26, // 19: muster.log.v1.Command.announce_member:type_name -> muster.log.v1.AnnounceMember
+	27, // 20: muster.log.v1.Command.raise_level:type_name -> muster.log.v1.RaiseLevel
+	28, // 21: muster.log.v1.Command.tick:type_name -> muster.log.v1.Tick
+	29, // 22: muster.log.v1.Command.explain_jobs:type_name -> muster.log.v1.ExplainJobs
+	31, // 23: muster.log.v1.Command.prune:type_name -> muster.log.v1.Prune
 	3,  // 24: muster.log.v1.Command.bootstrap:type_name -> muster.log.v1.Bootstrap
-	40, // 25: muster.log.v1.Result.refusal:type_name -> muster.api.v1.ErrorDetail
-	41, // 26: muster.log.v1.Result.revision:type_name -> muster.api.v1.Revision
-	42, // 27: muster.log.v1.Result.submitted:type_name -> muster.api.v1.SubmitResult
-	40, // 28: muster.log.v1.Result.refusals:type_name -> muster.api.v1.ErrorDetail
-	43, // 29: muster.log.v1.Bootstrap.configuration:type_name -> muster.api.v1.Configuration
-	44, // 30: muster.log.v1.SubmitJobs.specs:type_name -> muster.api.v1.JobSpec
-	5,  // 31: muster.log.v1.SubmitJobs.blobs:type_name -> muster.log.v1.BlobContent
-	45, // 32: muster.log.v1.UpdateJobs.request:type_name -> muster.api.v1.UpdateJobRequest
-	46, // 33: muster.log.v1.Place.placement:type_name -> muster.api.v1.Placement
-	47, // 34: muster.log.v1.StartAttempt.fence:type_name -> muster.api.v1.Fence
-	48, // 35: muster.log.v1.StartAttempt.prepared:type_name -> muster.api.v1.PreparedNode
-	47, // 36: muster.log.v1.EndAttempt.fence:type_name -> muster.api.v1.Fence
-	49, // 37: muster.log.v1.EndAttempt.failure:type_name -> muster.api.v1.FailureClass
-	50, // 38: muster.log.v1.CreateStep.spec:type_name -> muster.api.v1.StepSpec
-	5,  // 39: muster.log.v1.CreateStep.blobs:type_name -> muster.log.v1.BlobContent
-	47, // 40: muster.log.v1.StartStep.fence:type_name -> muster.api.v1.Fence
-	48, // 41: muster.log.v1.StartStep.prepared:type_name -> muster.api.v1.PreparedNode
-	47, // 42: muster.log.v1.EndStep.fence:type_name -> muster.api.v1.Fence
-	51, // 43: muster.log.v1.EndStep.state:type_name -> muster.api.v1.StepState
-	47, // 44: muster.log.v1.TaskReport.fence:type_name -> muster.api.v1.Fence
-	15, // 45: muster.log.v1.TaskReport.step_ended:type_name -> muster.log.v1.StepEnded
-	16, // 46: muster.log.v1.TaskReport.attempt_reaped:type_name -> muster.log.v1.AttemptReaped
-	17, // 47: muster.log.v1.TaskReport.prepare_failed:type_name -> muster.log.v1.PrepareFailed
-	52, // 48: muster.log.v1.StepEnded.exits:type_name -> muster.api.v1.TaskExit
-	53, // 49: muster.log.v1.ReportTasks.instance:type_name -> muster.api.v1.Instance
-	14, // 50: muster.log.v1.ReportTasks.reports:type_name -> muster.log.v1.TaskReport
-	54, // 51: muster.log.v1.JoinNode.spec:type_name -> muster.api.v1.NodeSpec
-	53, // 52: muster.log.v1.JoinNode.instance:type_name -> muster.api.v1.Instance
-	55, // 53: muster.log.v1.UpdateNodes.request:type_name -> muster.api.v1.UpdateNodesRequest
-	43, // 54: muster.log.v1.Configure.configuration:type_name -> muster.api.v1.Configuration
-	41, // 55: muster.log.v1.Configure.expected:type_name -> muster.api.v1.Revision
-	56, // 56: muster.log.v1.PutBlob.piece:type_name -> muster.api.v1.PutBlobRequest
-	57, // 57: muster.log.v1.AnnounceMember.member:type_name -> muster.api.v1.Member
-	29, // 58: muster.log.v1.ExplainJobs.reasons:type_name -> muster.log.v1.JobReason
-	58, // 59: muster.log.v1.JobReason.reason:type_name -> muster.api.v1.WaitReason
-	38, // 60: muster.log.v1.Prune.uploads_before:type_name -> google.protobuf.Timestamp
-	39, // 61: muster.log.v1.RequestRecord.principal:type_name -> muster.api.v1.Principal
-	2,  // 62: muster.log.v1.RequestRecord.result:type_name -> muster.log.v1.Result
-	38, // 63: muster.log.v1.RequestRecord.answered_at:type_name -> google.protobuf.Timestamp
-	38, // 64: muster.log.v1.BlobRecord.begin_time:type_name -> google.protobuf.Timestamp
-	41, // 65: muster.log.v1.BlobRecord.revision:type_name -> muster.api.v1.Revision
-	43, // 66: muster.log.v1.Cluster.configuration:type_name -> muster.api.v1.Configuration
-	41, // 67: muster.log.v1.Cluster.configuration_revision:type_name -> muster.api.v1.Revision
-	38, // 68: muster.log.v1.Cluster.state_time:type_name -> google.protobuf.Timestamp
-	41, // 69: muster.log.v1.Cluster.revision:type_name -> muster.api.v1.Revision
-	36, // 70: muster.log.v1.Record.header:type_name -> muster.log.v1.SnapshotHeader
-	33, // 71: muster.log.v1.Record.cluster:type_name -> muster.log.v1.Cluster
-	59, // 72: muster.log.v1.Record.job:type_name -> muster.api.v1.Job
-	60, // 73: muster.log.v1.Record.attempt:type_name -> muster.api.v1.Attempt
-	61, // 74: muster.log.v1.Record.step:type_name -> muster.api.v1.Step
-	62, // 75: muster.log.v1.Record.node:type_name -> muster.api.v1.Node
-	57, // 76: muster.log.v1.Record.member:type_name -> muster.api.v1.Member
-	32, // 77: muster.log.v1.Record.blob:type_name -> muster.log.v1.BlobRecord
-	31, // 78: muster.log.v1.Record.request:type_name -> muster.log.v1.RequestRecord
-	37, // 79: muster.log.v1.Record.trailer:type_name -> muster.log.v1.SnapshotTrailer
-	35, // 80: muster.log.v1.Record.tombstone:type_name -> muster.log.v1.Tombstone
-	41, // 81: muster.log.v1.Tombstone.revision:type_name -> muster.api.v1.Revision
-	41, // 82: muster.log.v1.SnapshotHeader.revision:type_name -> muster.api.v1.Revision
-	83, // [83:83] is the sub-list for method output_type
-	83, // [83:83] is the sub-list for method input_type
-	83, // [83:83] is the sub-list for extension type_name
-	83, // [83:83] is the sub-list for extension extendee
-	0,  // [0:83] is the sub-list for field type_name
+	19, // 25: muster.log.v1.Command.report_health:type_name -> muster.log.v1.ReportHealth
+	41, // 26: muster.log.v1.Result.refusal:type_name -> muster.api.v1.ErrorDetail
+	42, // 27: muster.log.v1.Result.revision:type_name -> muster.api.v1.Revision
+	43, // 28: muster.log.v1.Result.submitted:type_name -> muster.api.v1.SubmitResult
+	41, // 29: muster.log.v1.Result.refusals:type_name -> muster.api.v1.ErrorDetail
+	44, // 30: muster.log.v1.Bootstrap.configuration:type_name -> muster.api.v1.Configuration
+	45, // 31: muster.log.v1.SubmitJobs.specs:type_name -> muster.api.v1.JobSpec
+	5,  // 32: muster.log.v1.SubmitJobs.blobs:type_name -> muster.log.v1.BlobContent
+	46, // 33: muster.log.v1.UpdateJobs.request:type_name -> muster.api.v1.UpdateJobRequest
+	47, // 34: muster.log.v1.Place.placement:type_name -> muster.api.v1.Placement
+	48, // 35: muster.log.v1.StartAttempt.fence:type_name -> muster.api.v1.Fence
+	49, // 36: muster.log.v1.StartAttempt.prepared:type_name -> muster.api.v1.PreparedNode
+	48, // 37: muster.log.v1.EndAttempt.fence:type_name -> muster.api.v1.Fence
+	50, // 38: muster.log.v1.EndAttempt.failure:type_name -> muster.api.v1.FailureClass
+	51, // 39: muster.log.v1.CreateStep.spec:type_name -> muster.api.v1.StepSpec
+	5,  // 40: muster.log.v1.CreateStep.blobs:type_name -> muster.log.v1.BlobContent
+	48, // 41: muster.log.v1.StartStep.fence:type_name -> muster.api.v1.Fence
+	49, // 42: muster.log.v1.StartStep.prepared:type_name -> muster.api.v1.PreparedNode
+	48, // 43: muster.log.v1.EndStep.fence:type_name -> muster.api.v1.Fence
+	52, // 44: muster.log.v1.EndStep.state:type_name -> muster.api.v1.StepState
+	48, // 45: muster.log.v1.TaskReport.fence:type_name -> muster.api.v1.Fence
+	15, // 46: muster.log.v1.TaskReport.step_ended:type_name -> muster.log.v1.StepEnded
+	16, // 47: muster.log.v1.TaskReport.attempt_reaped:type_name -> muster.log.v1.AttemptReaped
+	17, // 48: muster.log.v1.TaskReport.prepare_failed:type_name -> muster.log.v1.PrepareFailed
+	53, // 49: muster.log.v1.StepEnded.exits:type_name -> muster.api.v1.TaskExit
+	39, // 50: muster.log.v1.StepEnded.exec_time:type_name -> google.protobuf.Timestamp
+	54, // 51: muster.log.v1.StepEnded.usage:type_name -> muster.api.v1.StepUsage
+	55, // 52: muster.log.v1.ReportTasks.instance:type_name -> muster.api.v1.Instance
+	14, // 53: muster.log.v1.ReportTasks.reports:type_name -> muster.log.v1.TaskReport
+	55, // 54: muster.log.v1.ReportHealth.instance:type_name -> muster.api.v1.Instance
+	56, // 55: muster.log.v1.ReportHealth.conditions:type_name -> muster.api.v1.Condition
+	57, // 56: muster.log.v1.JoinNode.spec:type_name -> muster.api.v1.NodeSpec
+	55, // 57: muster.log.v1.JoinNode.instance:type_name -> muster.api.v1.Instance
+	58, // 58: muster.log.v1.UpdateNodes.request:type_name -> muster.api.v1.UpdateNodesRequest
+	44, // 59: muster.log.v1.Configure.configuration:type_name -> muster.api.v1.Configuration
+	42, // 60: muster.log.v1.Configure.expected:type_name -> muster.api.v1.Revision
+	59, // 61: muster.log.v1.PutBlob.piece:type_name -> muster.api.v1.PutBlobRequest
+	60, // 62: muster.log.v1.AnnounceMember.member:type_name -> muster.api.v1.Member
+	30, // 63: muster.log.v1.ExplainJobs.reasons:type_name -> muster.log.v1.JobReason
+	61, // 64: muster.log.v1.JobReason.reason:type_name -> muster.api.v1.WaitReason
+	39, // 65: muster.log.v1.Prune.uploads_before:type_name -> google.protobuf.Timestamp
+	40, // 66: muster.log.v1.RequestRecord.principal:type_name -> muster.api.v1.Principal
+	2,  // 67: muster.log.v1.RequestRecord.result:type_name -> muster.log.v1.Result
+	39, // 68: muster.log.v1.RequestRecord.answered_at:type_name -> google.protobuf.Timestamp
+	39, // 69: muster.log.v1.BlobRecord.begin_time:type_name -> google.protobuf.Timestamp
+	42, // 70: muster.log.v1.BlobRecord.revision:type_name -> muster.api.v1.Revision
+	44, // 71: muster.log.v1.Cluster.configuration:type_name -> muster.api.v1.Configuration
+	42, // 72: muster.log.v1.Cluster.configuration_revision:type_name -> muster.api.v1.Revision
+	39, // 73: muster.log.v1.Cluster.state_time:type_name -> google.protobuf.Timestamp
+	42, // 74: muster.log.v1.Cluster.revision:type_name -> muster.api.v1.Revision
+	39, // 75: muster.log.v1.Cluster.health_drains:type_name -> google.protobuf.Timestamp
+	37, // 76: muster.log.v1.Record.header:type_name -> muster.log.v1.SnapshotHeader
+	34, // 77: muster.log.v1.Record.cluster:type_name -> muster.log.v1.Cluster
+	62, // 78: muster.log.v1.Record.job:type_name -> muster.api.v1.Job
+	63, // 79: muster.log.v1.Record.attempt:type_name -> muster.api.v1.Attempt
+	64, // 80: muster.log.v1.Record.step:type_name -> muster.api.v1.Step
+	65, // 81: muster.log.v1.Record.node:type_name -> muster.api.v1.Node
+	60, // 82: muster.log.v1.Record.member:type_name -> muster.api.v1.Member
+	33, // 83: muster.log.v1.Record.blob:type_name -> muster.log.v1.BlobRecord
+	32, // 84: muster.log.v1.Record.request:type_name -> muster.log.v1.RequestRecord
+	38, // 85: muster.log.v1.Record.trailer:type_name -> muster.log.v1.SnapshotTrailer
+	36, // 86: muster.log.v1.Record.tombstone:type_name -> muster.log.v1.Tombstone
+	42, // 87: muster.log.v1.Tombstone.revision:type_name -> muster.api.v1.Revision
+	42, // 88: muster.log.v1.SnapshotHeader.revision:type_name -> muster.api.v1.Revision
+	89, // [89:89] is the sub-list for method output_type
+	89, // [89:89] is the sub-list for method input_type
+	89, // [89:89] is the sub-list for extension type_name
+	89, // [89:89] is the sub-list for extension extendee
+	0,  // [0:89] is the sub-list for field type_name
 }
 
 func init() { file_muster_log_v1_log_proto_init() }
@@ -3727,6 +3875,7 @@ func file_muster_log_v1_log_proto_init() {
 		(*Command_ExplainJobs)(nil),
 		(*Command_Prune)(nil),
 		(*Command_Bootstrap)(nil),
+		(*Command_ReportHealth)(nil),
 	}
 	file_muster_log_v1_log_proto_msgTypes[6].OneofWrappers = []any{}
 	file_muster_log_v1_log_proto_msgTypes[14].OneofWrappers = []any{
@@ -3735,7 +3884,7 @@ func file_muster_log_v1_log_proto_init() {
 		(*TaskReport_PrepareFailed)(nil),
 	}
 	file_muster_log_v1_log_proto_msgTypes[17].OneofWrappers = []any{}
-	file_muster_log_v1_log_proto_msgTypes[34].OneofWrappers = []any{
+	file_muster_log_v1_log_proto_msgTypes[35].OneofWrappers = []any{
 		(*Record_Header)(nil),
 		(*Record_Cluster)(nil),
 		(*Record_Job)(nil),
@@ -3754,7 +3903,7 @@ func file_muster_log_v1_log_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_muster_log_v1_log_proto_rawDesc), len(file_muster_log_v1_log_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   38,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -520,9 +520,13 @@ type SyncRequest struct {
 	// Sequence of the last grant the agent received (0: none).
 	LastGrant uint64 `protobuf:"varint,9,opt,name=last_grant,json=lastGrant,proto3" json:"last_grant,omitempty"`
 	// Longest time to hold the answer when nothing is new, in milliseconds; 0 means answer at once.
-	HoldMs        uint32 `protobuf:"varint,10,opt,name=hold_ms,json=holdMs,proto3" json:"hold_ms,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	HoldMs uint32 `protobuf:"varint,10,opt,name=hold_ms,json=holdMs,proto3" json:"hold_ms,omitempty"`
+	// What the node's checks find now, complete.
+	Conditions []*v1.Condition `protobuf:"bytes,11,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	// The conditions are known: checks have run since the agent began. Until then the ones known before stay.
+	ConditionsKnown bool `protobuf:"varint,12,opt,name=conditions_known,json=conditionsKnown,proto3" json:"conditions_known,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *SyncRequest) Reset() {
@@ -623,6 +627,20 @@ func (x *SyncRequest) GetHoldMs() uint32 {
 		return x.HoldMs
 	}
 	return 0
+}
+
+func (x *SyncRequest) GetConditions() []*v1.Condition {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
+}
+
+func (x *SyncRequest) GetConditionsKnown() bool {
+	if x != nil {
+		return x.ConditionsKnown
+	}
+	return false
 }
 
 // Grant extends the lease.
@@ -830,8 +848,10 @@ type DesiredAttempt struct {
 	NumTasks uint32 `protobuf:"varint,18,opt,name=num_tasks,json=numTasks,proto3" json:"num_tasks,omitempty"`
 	// Do not set rendezvous variables.
 	NoRendezvousEnvironment bool `protobuf:"varint,19,opt,name=no_rendezvous_environment,json=noRendezvousEnvironment,proto3" json:"no_rendezvous_environment,omitempty"`
-	unknownFields           protoimpl.UnknownFields
-	sizeCache               protoimpl.SizeCache
+	// Other devices allocated here.
+	Gres          []*v1.GresShare `protobuf:"bytes,20,rep,name=gres,proto3" json:"gres,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DesiredAttempt) Reset() {
@@ -995,6 +1015,13 @@ func (x *DesiredAttempt) GetNoRendezvousEnvironment() bool {
 		return x.NoRendezvousEnvironment
 	}
 	return false
+}
+
+func (x *DesiredAttempt) GetGres() []*v1.GresShare {
+	if x != nil {
+		return x.Gres
+	}
+	return nil
 }
 
 // SyncResponse says what is desired.
@@ -1654,6 +1681,563 @@ func (x *StatusResponse) GetInstance() *v1.Instance {
 	return nil
 }
 
+// ResizeTerminalRequest tells the size of the user's terminal to a step with a pty.
+type ResizeTerminalRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Job.
+	JobId uint32 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	// Attempt; 0 means the latest on this node.
+	Attempt uint32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Step.
+	StepId uint32 `protobuf:"varint,3,opt,name=step_id,json=stepId,proto3" json:"step_id,omitempty"`
+	// Lines.
+	Rows uint32 `protobuf:"varint,4,opt,name=rows,proto3" json:"rows,omitempty"`
+	// Columns.
+	Columns       uint32 `protobuf:"varint,5,opt,name=columns,proto3" json:"columns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeTerminalRequest) Reset() {
+	*x = ResizeTerminalRequest{}
+	mi := &file_muster_node_v1_node_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeTerminalRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeTerminalRequest) ProtoMessage() {}
+
+func (x *ResizeTerminalRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_node_v1_node_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeTerminalRequest.ProtoReflect.Descriptor instead.
+func (*ResizeTerminalRequest) Descriptor() ([]byte, []int) {
+	return file_muster_node_v1_node_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ResizeTerminalRequest) GetJobId() uint32 {
+	if x != nil {
+		return x.JobId
+	}
+	return 0
+}
+
+func (x *ResizeTerminalRequest) GetAttempt() uint32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *ResizeTerminalRequest) GetStepId() uint32 {
+	if x != nil {
+		return x.StepId
+	}
+	return 0
+}
+
+func (x *ResizeTerminalRequest) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *ResizeTerminalRequest) GetColumns() uint32 {
+	if x != nil {
+		return x.Columns
+	}
+	return 0
+}
+
+// ResizeTerminalResponse says that it was done.
+type ResizeTerminalResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeTerminalResponse) Reset() {
+	*x = ResizeTerminalResponse{}
+	mi := &file_muster_node_v1_node_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeTerminalResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeTerminalResponse) ProtoMessage() {}
+
+func (x *ResizeTerminalResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_node_v1_node_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeTerminalResponse.ProtoReflect.Descriptor instead.
+func (*ResizeTerminalResponse) Descriptor() ([]byte, []int) {
+	return file_muster_node_v1_node_proto_rawDescGZIP(), []int{17}
+}
+
+// PutFileRequest is a piece of a file that a user sends to the nodes of a job (sbcast). It is written as the job's user to a hidden name
+// beside its path, and takes its name when it is complete and its hash is right.
+type PutFileRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Job.
+	JobId uint32 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	// Attempt; 0 means the one that runs here.
+	Attempt uint32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Absolute path.
+	Path string `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
+	// Random name of this transfer: pieces of one transfer go together.
+	Transfer string `protobuf:"bytes,4,opt,name=transfer,proto3" json:"transfer,omitempty"`
+	// Offset of the piece.
+	Offset uint64 `protobuf:"varint,5,opt,name=offset,proto3" json:"offset,omitempty"`
+	// The piece, at most 256 KiB.
+	Data []byte `protobuf:"bytes,6,opt,name=data,proto3" json:"data,omitempty"`
+	// Nothing follows: check, set mode and times, rename.
+	End bool `protobuf:"varint,7,opt,name=end,proto3" json:"end,omitempty"`
+	// SHA-256 of the whole, lower-case hexadecimal; with end.
+	Sha256 string `protobuf:"bytes,8,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	// Permission bits; with end.
+	Mode uint32 `protobuf:"varint,9,opt,name=mode,proto3" json:"mode,omitempty"`
+	// Replace a file that is there.
+	Force bool `protobuf:"varint,10,opt,name=force,proto3" json:"force,omitempty"`
+	// Modification time to keep; unset means now.
+	Modified      *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=modified,proto3" json:"modified,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutFileRequest) Reset() {
+	*x = PutFileRequest{}
+	mi := &file_muster_node_v1_node_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutFileRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutFileRequest) ProtoMessage() {}
+
+func (x *PutFileRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_node_v1_node_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutFileRequest.ProtoReflect.Descriptor instead.
+func (*PutFileRequest) Descriptor() ([]byte, []int) {
+	return file_muster_node_v1_node_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *PutFileRequest) GetJobId() uint32 {
+	if x != nil {
+		return x.JobId
+	}
+	return 0
+}
+
+func (x *PutFileRequest) GetAttempt() uint32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *PutFileRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *PutFileRequest) GetTransfer() string {
+	if x != nil {
+		return x.Transfer
+	}
+	return ""
+}
+
+func (x *PutFileRequest) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *PutFileRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *PutFileRequest) GetEnd() bool {
+	if x != nil {
+		return x.End
+	}
+	return false
+}
+
+func (x *PutFileRequest) GetSha256() string {
+	if x != nil {
+		return x.Sha256
+	}
+	return ""
+}
+
+func (x *PutFileRequest) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *PutFileRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *PutFileRequest) GetModified() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Modified
+	}
+	return nil
+}
+
+// PutFileResponse says how much is there.
+type PutFileResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Offset after the piece.
+	Offset        uint64 `protobuf:"varint,1,opt,name=offset,proto3" json:"offset,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutFileResponse) Reset() {
+	*x = PutFileResponse{}
+	mi := &file_muster_node_v1_node_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutFileResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutFileResponse) ProtoMessage() {}
+
+func (x *PutFileResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_node_v1_node_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutFileResponse.ProtoReflect.Descriptor instead.
+func (*PutFileResponse) Descriptor() ([]byte, []int) {
+	return file_muster_node_v1_node_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *PutFileResponse) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+// GetUsageRequest asks what the running steps of a job use here.
+type GetUsageRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Job.
+	JobId uint32 `protobuf:"varint,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	// Step; unset means all.
+	StepId        *uint32 `protobuf:"varint,2,opt,name=step_id,json=stepId,proto3,oneof" json:"step_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetUsageRequest) Reset() {
+	*x = GetUsageRequest{}
+	mi := &file_muster_node_v1_node_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetUsageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetUsageRequest) ProtoMessage() {}
+
+func (x *GetUsageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_node_v1_node_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetUsageRequest.ProtoReflect.Descriptor instead.
+func (*GetUsageRequest) Descriptor() ([]byte, []int) {
+	return file_muster_node_v1_node_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *GetUsageRequest) GetJobId() uint32 {
+	if x != nil {
+		return x.JobId
+	}
+	return 0
+}
+
+func (x *GetUsageRequest) GetStepId() uint32 {
+	if x != nil && x.StepId != nil {
+		return *x.StepId
+	}
+	return 0
+}
+
+// TaskUsage is what one task uses.
+type TaskUsage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Step.
+	StepId uint32 `protobuf:"varint,1,opt,name=step_id,json=stepId,proto3" json:"step_id,omitempty"`
+	// Rank.
+	Rank uint32 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
+	// Process id of its first process.
+	Pid uint32 `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
+	// CPU time in user mode in milliseconds, of all its processes.
+	UserMs uint64 `protobuf:"varint,4,opt,name=user_ms,json=userMs,proto3" json:"user_ms,omitempty"`
+	// CPU time in the kernel in milliseconds.
+	SystemMs uint64 `protobuf:"varint,5,opt,name=system_ms,json=systemMs,proto3" json:"system_ms,omitempty"`
+	// Resident memory now in KiB.
+	RssKb uint64 `protobuf:"varint,6,opt,name=rss_kb,json=rssKb,proto3" json:"rss_kb,omitempty"`
+	// Highest resident memory in KiB.
+	MaxRssKb uint64 `protobuf:"varint,7,opt,name=max_rss_kb,json=maxRssKb,proto3" json:"max_rss_kb,omitempty"`
+	// Virtual memory now in KiB.
+	VirtualKb uint64 `protobuf:"varint,8,opt,name=virtual_kb,json=virtualKb,proto3" json:"virtual_kb,omitempty"`
+	// Bytes read from storage.
+	ReadBytes uint64 `protobuf:"varint,9,opt,name=read_bytes,json=readBytes,proto3" json:"read_bytes,omitempty"`
+	// Bytes written to storage.
+	WriteBytes uint64 `protobuf:"varint,10,opt,name=write_bytes,json=writeBytes,proto3" json:"write_bytes,omitempty"`
+	// Page faults that needed storage.
+	MajorFaults uint64 `protobuf:"varint,11,opt,name=major_faults,json=majorFaults,proto3" json:"major_faults,omitempty"`
+	// Process ids of all its processes, at most 1,000.
+	Pids          []uint32 `protobuf:"varint,12,rep,packed,name=pids,proto3" json:"pids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TaskUsage) Reset() {
+	*x = TaskUsage{}
+	mi := &file_muster_node_v1_node_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaskUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaskUsage) ProtoMessage() {}
+
+func (x *TaskUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_node_v1_node_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaskUsage.ProtoReflect.Descriptor instead.
+func (*TaskUsage) Descriptor() ([]byte, []int) {
+	return file_muster_node_v1_node_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *TaskUsage) GetStepId() uint32 {
+	if x != nil {
+		return x.StepId
+	}
+	return 0
+}
+
+func (x *TaskUsage) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *TaskUsage) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *TaskUsage) GetUserMs() uint64 {
+	if x != nil {
+		return x.UserMs
+	}
+	return 0
+}
+
+func (x *TaskUsage) GetSystemMs() uint64 {
+	if x != nil {
+		return x.SystemMs
+	}
+	return 0
+}
+
+func (x *TaskUsage) GetRssKb() uint64 {
+	if x != nil {
+		return x.RssKb
+	}
+	return 0
+}
+
+func (x *TaskUsage) GetMaxRssKb() uint64 {
+	if x != nil {
+		return x.MaxRssKb
+	}
+	return 0
+}
+
+func (x *TaskUsage) GetVirtualKb() uint64 {
+	if x != nil {
+		return x.VirtualKb
+	}
+	return 0
+}
+
+func (x *TaskUsage) GetReadBytes() uint64 {
+	if x != nil {
+		return x.ReadBytes
+	}
+	return 0
+}
+
+func (x *TaskUsage) GetWriteBytes() uint64 {
+	if x != nil {
+		return x.WriteBytes
+	}
+	return 0
+}
+
+func (x *TaskUsage) GetMajorFaults() uint64 {
+	if x != nil {
+		return x.MajorFaults
+	}
+	return 0
+}
+
+func (x *TaskUsage) GetPids() []uint32 {
+	if x != nil {
+		return x.Pids
+	}
+	return nil
+}
+
+// GetUsageResponse has the tasks that run here.
+type GetUsageResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Tasks.
+	Tasks []*TaskUsage `protobuf:"bytes,1,rep,name=tasks,proto3" json:"tasks,omitempty"`
+	// The kernel's control groups counted it; otherwise it was added up from the processes that are left.
+	FromCgroup    bool `protobuf:"varint,2,opt,name=from_cgroup,json=fromCgroup,proto3" json:"from_cgroup,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetUsageResponse) Reset() {
+	*x = GetUsageResponse{}
+	mi := &file_muster_node_v1_node_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetUsageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetUsageResponse) ProtoMessage() {}
+
+func (x *GetUsageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_node_v1_node_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetUsageResponse.ProtoReflect.Descriptor instead.
+func (*GetUsageResponse) Descriptor() ([]byte, []int) {
+	return file_muster_node_v1_node_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *GetUsageResponse) GetTasks() []*TaskUsage {
+	if x != nil {
+		return x.Tasks
+	}
+	return nil
+}
+
+func (x *GetUsageResponse) GetFromCgroup() bool {
+	if x != nil {
+		return x.FromCgroup
+	}
+	return false
+}
+
 // VouchRequest asks the local agent who the caller is.
 type VouchRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1663,7 +2247,7 @@ type VouchRequest struct {
 
 func (x *VouchRequest) Reset() {
 	*x = VouchRequest{}
-	mi := &file_muster_node_v1_node_proto_msgTypes[16]
+	mi := &file_muster_node_v1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1675,7 +2259,7 @@ func (x *VouchRequest) String() string {
 func (*VouchRequest) ProtoMessage() {}
 
 func (x *VouchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_node_v1_node_proto_msgTypes[16]
+	mi := &file_muster_node_v1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1688,7 +2272,7 @@ func (x *VouchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchRequest.ProtoReflect.Descriptor instead.
 func (*VouchRequest) Descriptor() ([]byte, []int) {
-	return file_muster_node_v1_node_proto_rawDescGZIP(), []int{16}
+	return file_muster_node_v1_node_proto_rawDescGZIP(), []int{23}
 }
 
 // VouchResponse is all a client needs to talk to the cluster.
@@ -1714,7 +2298,7 @@ type VouchResponse struct {
 
 func (x *VouchResponse) Reset() {
 	*x = VouchResponse{}
-	mi := &file_muster_node_v1_node_proto_msgTypes[17]
+	mi := &file_muster_node_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1726,7 +2310,7 @@ func (x *VouchResponse) String() string {
 func (*VouchResponse) ProtoMessage() {}
 
 func (x *VouchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_node_v1_node_proto_msgTypes[17]
+	mi := &file_muster_node_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1739,7 +2323,7 @@ func (x *VouchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchResponse.ProtoReflect.Descriptor instead.
 func (*VouchResponse) Descriptor() ([]byte, []int) {
-	return file_muster_node_v1_node_proto_rawDescGZIP(), []int{17}
+	return file_muster_node_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *VouchResponse) GetToken() string {
@@ -1814,7 +2398,7 @@ type UserToken struct {
 
 func (x *UserToken) Reset() {
 	*x = UserToken{}
-	mi := &file_muster_node_v1_node_proto_msgTypes[18]
+	mi := &file_muster_node_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1826,7 +2410,7 @@ func (x *UserToken) String() string {
 func (*UserToken) ProtoMessage() {}
 
 func (x *UserToken) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_node_v1_node_proto_msgTypes[18]
+	mi := &file_muster_node_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1839,7 +2423,7 @@ func (x *UserToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserToken.ProtoReflect.Descriptor instead.
 func (*UserToken) Descriptor() ([]byte, []int) {
-	return file_muster_node_v1_node_proto_rawDescGZIP(), []int{18}
+	return file_muster_node_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *UserToken) GetUid() uint32 {
@@ -1906,7 +2490,7 @@ type SignedToken struct {
 
 func (x *SignedToken) Reset() {
 	*x = SignedToken{}
-	mi := &file_muster_node_v1_node_proto_msgTypes[19]
+	mi := &file_muster_node_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1918,7 +2502,7 @@ func (x *SignedToken) String() string {
 func (*SignedToken) ProtoMessage() {}
 
 func (x *SignedToken) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_node_v1_node_proto_msgTypes[19]
+	mi := &file_muster_node_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1931,7 +2515,7 @@ func (x *SignedToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignedToken.ProtoReflect.Descriptor instead.
 func (*SignedToken) Descriptor() ([]byte, []int) {
-	return file_muster_node_v1_node_proto_rawDescGZIP(), []int{19}
+	return file_muster_node_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SignedToken) GetToken() []byte {
@@ -1981,7 +2565,7 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"\x05fence\x18\x02 \x01(\v2\x14.muster.api.v1.FenceR\x05fence\x12/\n" +
 	"\x05state\x18\x03 \x01(\x0e2\x19.muster.node.v1.WorkStateR\x05state\x120\n" +
 	"\x05steps\x18\x04 \x03(\v2\x1a.muster.node.v1.ActualStepR\x05steps\x12\x18\n" +
-	"\aaddress\x18\x05 \x01(\tR\aaddress\"\x88\x03\n" +
+	"\aaddress\x18\x05 \x01(\tR\aaddress\"\xed\x03\n" +
 	"\vSyncRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x123\n" +
 	"\binstance\x18\x02 \x01(\v2\x17.muster.api.v1.InstanceR\binstance\x12\x14\n" +
@@ -1994,7 +2578,11 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"last_grant\x18\t \x01(\x04R\tlastGrant\x12\x17\n" +
 	"\ahold_ms\x18\n" +
-	" \x01(\rR\x06holdMs\"f\n" +
+	" \x01(\rR\x06holdMs\x128\n" +
+	"\n" +
+	"conditions\x18\v \x03(\v2\x18.muster.api.v1.ConditionR\n" +
+	"conditions\x12)\n" +
+	"\x10conditions_known\x18\f \x01(\bR\x0fconditionsKnown\"f\n" +
 	"\x05Grant\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x19\n" +
 	"\blease_ms\x18\x02 \x01(\rR\aleaseMs\x12&\n" +
@@ -2008,7 +2596,7 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"\x0etasks_per_node\x18\x05 \x03(\rR\ftasksPerNode\x12%\n" +
 	"\x0emaster_address\x18\x06 \x01(\tR\rmasterAddress\x12\x1f\n" +
 	"\vmaster_port\x18\a \x01(\rR\n" +
-	"masterPort\"\xdd\x05\n" +
+	"masterPort\"\x8b\x06\n" +
 	"\x0eDesiredAttempt\x12$\n" +
 	"\x03job\x18\x01 \x01(\v2\x12.muster.api.v1.JobR\x03job\x12*\n" +
 	"\x05fence\x18\x02 \x01(\v2\x14.muster.api.v1.FenceR\x05fence\x12-\n" +
@@ -2032,7 +2620,8 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"\fend_sentence\x18\x10 \x01(\tR\vendSentence\x12%\n" +
 	"\x0erestart_reason\x18\x11 \x01(\tR\rrestartReason\x12\x1b\n" +
 	"\tnum_tasks\x18\x12 \x01(\rR\bnumTasks\x12:\n" +
-	"\x19no_rendezvous_environment\x18\x13 \x01(\bR\x17noRendezvousEnvironment\"\xea\x02\n" +
+	"\x19no_rendezvous_environment\x18\x13 \x01(\bR\x17noRendezvousEnvironment\x12,\n" +
+	"\x04gres\x18\x14 \x03(\v2\x18.muster.api.v1.GresShareR\x04gres\"\xea\x02\n" +
 	"\fSyncResponse\x123\n" +
 	"\brevision\x18\x01 \x01(\v2\x17.muster.api.v1.RevisionR\brevision\x12\x1c\n" +
 	"\tunchanged\x18\x02 \x01(\bR\tunchanged\x128\n" +
@@ -2082,7 +2671,56 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"controller\x12\"\n" +
 	"\rlease_left_ms\x18\x04 \x01(\x04R\vleaseLeftMs\x12&\n" +
 	"\x0eunacknowledged\x18\x05 \x01(\x04R\x0eunacknowledged\x123\n" +
-	"\binstance\x18\x06 \x01(\v2\x17.muster.api.v1.InstanceR\binstance\"\x0e\n" +
+	"\binstance\x18\x06 \x01(\v2\x17.muster.api.v1.InstanceR\binstance\"\x8f\x01\n" +
+	"\x15ResizeTerminalRequest\x12\x15\n" +
+	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x18\n" +
+	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x17\n" +
+	"\astep_id\x18\x03 \x01(\rR\x06stepId\x12\x12\n" +
+	"\x04rows\x18\x04 \x01(\rR\x04rows\x12\x18\n" +
+	"\acolumns\x18\x05 \x01(\rR\acolumns\"\x18\n" +
+	"\x16ResizeTerminalResponse\"\xa9\x02\n" +
+	"\x0ePutFileRequest\x12\x15\n" +
+	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x18\n" +
+	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x12\n" +
+	"\x04path\x18\x03 \x01(\tR\x04path\x12\x1a\n" +
+	"\btransfer\x18\x04 \x01(\tR\btransfer\x12\x16\n" +
+	"\x06offset\x18\x05 \x01(\x04R\x06offset\x12\x12\n" +
+	"\x04data\x18\x06 \x01(\fR\x04data\x12\x10\n" +
+	"\x03end\x18\a \x01(\bR\x03end\x12\x16\n" +
+	"\x06sha256\x18\b \x01(\tR\x06sha256\x12\x12\n" +
+	"\x04mode\x18\t \x01(\rR\x04mode\x12\x14\n" +
+	"\x05force\x18\n" +
+	" \x01(\bR\x05force\x126\n" +
+	"\bmodified\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\bmodified\")\n" +
+	"\x0fPutFileResponse\x12\x16\n" +
+	"\x06offset\x18\x01 \x01(\x04R\x06offset\"R\n" +
+	"\x0fGetUsageRequest\x12\x15\n" +
+	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x1c\n" +
+	"\astep_id\x18\x02 \x01(\rH\x00R\x06stepId\x88\x01\x01B\n" +
+	"\n" +
+	"\b_step_id\"\xcb\x02\n" +
+	"\tTaskUsage\x12\x17\n" +
+	"\astep_id\x18\x01 \x01(\rR\x06stepId\x12\x12\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x10\n" +
+	"\x03pid\x18\x03 \x01(\rR\x03pid\x12\x17\n" +
+	"\auser_ms\x18\x04 \x01(\x04R\x06userMs\x12\x1b\n" +
+	"\tsystem_ms\x18\x05 \x01(\x04R\bsystemMs\x12\x15\n" +
+	"\x06rss_kb\x18\x06 \x01(\x04R\x05rssKb\x12\x1c\n" +
+	"\n" +
+	"max_rss_kb\x18\a \x01(\x04R\bmaxRssKb\x12\x1d\n" +
+	"\n" +
+	"virtual_kb\x18\b \x01(\x04R\tvirtualKb\x12\x1d\n" +
+	"\n" +
+	"read_bytes\x18\t \x01(\x04R\treadBytes\x12\x1f\n" +
+	"\vwrite_bytes\x18\n" +
+	" \x01(\x04R\n" +
+	"writeBytes\x12!\n" +
+	"\fmajor_faults\x18\v \x01(\x04R\vmajorFaults\x12\x12\n" +
+	"\x04pids\x18\f \x03(\rR\x04pids\"d\n" +
+	"\x10GetUsageResponse\x12/\n" +
+	"\x05tasks\x18\x01 \x03(\v2\x19.muster.node.v1.TaskUsageR\x05tasks\x12\x1f\n" +
+	"\vfrom_cgroup\x18\x02 \x01(\bR\n" +
+	"fromCgroup\"\x0e\n" +
 	"\fVouchRequest\"\xec\x01\n" +
 	"\rVouchResponse\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x124\n" +
@@ -2122,13 +2760,16 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"\x15TOKEN_AUDIENCE_AGENTS\x10\x022\x94\x01\n" +
 	"\fAgentService\x12A\n" +
 	"\x04Join\x12\x1b.muster.node.v1.JoinRequest\x1a\x1c.muster.node.v1.JoinResponse\x12A\n" +
-	"\x04Sync\x12\x1b.muster.node.v1.SyncRequest\x1a\x1c.muster.node.v1.SyncResponse2\x82\x02\n" +
+	"\x04Sync\x12\x1b.muster.node.v1.SyncRequest\x1a\x1c.muster.node.v1.SyncResponse2\xfe\x03\n" +
 	"\vNodeService\x12U\n" +
 	"\n" +
 	"ReadOutput\x12!.muster.node.v1.ReadOutputRequest\x1a\".muster.node.v1.ReadOutputResponse0\x01\x12S\n" +
 	"\n" +
 	"WriteInput\x12!.muster.node.v1.WriteInputRequest\x1a\".muster.node.v1.WriteInputResponse\x12G\n" +
-	"\x06Status\x12\x1d.muster.node.v1.StatusRequest\x1a\x1e.muster.node.v1.StatusResponse2T\n" +
+	"\x06Status\x12\x1d.muster.node.v1.StatusRequest\x1a\x1e.muster.node.v1.StatusResponse\x12_\n" +
+	"\x0eResizeTerminal\x12%.muster.node.v1.ResizeTerminalRequest\x1a&.muster.node.v1.ResizeTerminalResponse\x12J\n" +
+	"\aPutFile\x12\x1e.muster.node.v1.PutFileRequest\x1a\x1f.muster.node.v1.PutFileResponse\x12M\n" +
+	"\bGetUsage\x12\x1f.muster.node.v1.GetUsageRequest\x1a .muster.node.v1.GetUsageResponse2T\n" +
 	"\fVouchService\x12D\n" +
 	"\x05Vouch\x12\x1c.muster.node.v1.VouchRequest\x1a\x1d.muster.node.v1.VouchResponseB:Z8github.com/muster-hpc/muster/proto/muster/node/v1;nodev1b\x06proto3"
 
@@ -2145,100 +2786,119 @@ func file_muster_node_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_muster_node_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_muster_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_muster_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_muster_node_v1_node_proto_goTypes = []any{
-	(WorkState)(0),                // 0: muster.node.v1.WorkState
-	(OutputStream)(0),             // 1: muster.node.v1.OutputStream
-	(TokenAudience)(0),            // 2: muster.node.v1.TokenAudience
-	(*JoinRequest)(nil),           // 3: muster.node.v1.JoinRequest
-	(*JoinResponse)(nil),          // 4: muster.node.v1.JoinResponse
-	(*ActualStep)(nil),            // 5: muster.node.v1.ActualStep
-	(*ActualAttempt)(nil),         // 6: muster.node.v1.ActualAttempt
-	(*SyncRequest)(nil),           // 7: muster.node.v1.SyncRequest
-	(*Grant)(nil),                 // 8: muster.node.v1.Grant
-	(*DesiredStep)(nil),           // 9: muster.node.v1.DesiredStep
-	(*DesiredAttempt)(nil),        // 10: muster.node.v1.DesiredAttempt
-	(*SyncResponse)(nil),          // 11: muster.node.v1.SyncResponse
-	(*ReadOutputRequest)(nil),     // 12: muster.node.v1.ReadOutputRequest
-	(*OutputOffset)(nil),          // 13: muster.node.v1.OutputOffset
-	(*ReadOutputResponse)(nil),    // 14: muster.node.v1.ReadOutputResponse
-	(*WriteInputRequest)(nil),     // 15: muster.node.v1.WriteInputRequest
-	(*WriteInputResponse)(nil),    // 16: muster.node.v1.WriteInputResponse
-	(*StatusRequest)(nil),         // 17: muster.node.v1.StatusRequest
-	(*StatusResponse)(nil),        // 18: muster.node.v1.StatusResponse
-	(*VouchRequest)(nil),          // 19: muster.node.v1.VouchRequest
-	(*VouchResponse)(nil),         // 20: muster.node.v1.VouchResponse
-	(*UserToken)(nil),             // 21: muster.node.v1.UserToken
-	(*SignedToken)(nil),           // 22: muster.node.v1.SignedToken
-	(*v1.NodeSpec)(nil),           // 23: muster.api.v1.NodeSpec
-	(*v1.Instance)(nil),           // 24: muster.api.v1.Instance
-	(*v1.Settings)(nil),           // 25: muster.api.v1.Settings
-	(*v1.Revision)(nil),           // 26: muster.api.v1.Revision
-	(*v1.Member)(nil),             // 27: muster.api.v1.Member
-	(*v1.Fence)(nil),              // 28: muster.api.v1.Fence
-	(*v11.TaskReport)(nil),        // 29: muster.log.v1.TaskReport
-	(*v1.Step)(nil),               // 30: muster.api.v1.Step
-	(*v1.Job)(nil),                // 31: muster.api.v1.Job
-	(*v1.SignalOrder)(nil),        // 32: muster.api.v1.SignalOrder
-	(*v1.TaskExit)(nil),           // 33: muster.api.v1.TaskExit
-	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
+	(WorkState)(0),                 // 0: muster.node.v1.WorkState
+	(OutputStream)(0),              // 1: muster.node.v1.OutputStream
+	(TokenAudience)(0),             // 2: muster.node.v1.TokenAudience
+	(*JoinRequest)(nil),            // 3: muster.node.v1.JoinRequest
+	(*JoinResponse)(nil),           // 4: muster.node.v1.JoinResponse
+	(*ActualStep)(nil),             // 5: muster.node.v1.ActualStep
+	(*ActualAttempt)(nil),          // 6: muster.node.v1.ActualAttempt
+	(*SyncRequest)(nil),            // 7: muster.node.v1.SyncRequest
+	(*Grant)(nil),                  // 8: muster.node.v1.Grant
+	(*DesiredStep)(nil),            // 9: muster.node.v1.DesiredStep
+	(*DesiredAttempt)(nil),         // 10: muster.node.v1.DesiredAttempt
+	(*SyncResponse)(nil),           // 11: muster.node.v1.SyncResponse
+	(*ReadOutputRequest)(nil),      // 12: muster.node.v1.ReadOutputRequest
+	(*OutputOffset)(nil),           // 13: muster.node.v1.OutputOffset
+	(*ReadOutputResponse)(nil),     // 14: muster.node.v1.ReadOutputResponse
+	(*WriteInputRequest)(nil),      // 15: muster.node.v1.WriteInputRequest
+	(*WriteInputResponse)(nil),     // 16: muster.node.v1.WriteInputResponse
+	(*StatusRequest)(nil),          // 17: muster.node.v1.StatusRequest
+	(*StatusResponse)(nil),         // 18: muster.node.v1.StatusResponse
+	(*ResizeTerminalRequest)(nil),  // 19: muster.node.v1.ResizeTerminalRequest
+	(*ResizeTerminalResponse)(nil), // 20: muster.node.v1.ResizeTerminalResponse
+	(*PutFileRequest)(nil),         // 21: muster.node.v1.PutFileRequest
+	(*PutFileResponse)(nil),        // 22: muster.node.v1.PutFileResponse
+	(*GetUsageRequest)(nil),        // 23: muster.node.v1.GetUsageRequest
+	(*TaskUsage)(nil),              // 24: muster.node.v1.TaskUsage
+	(*GetUsageResponse)(nil),       // 25: muster.node.v1.GetUsageResponse
+	(*VouchRequest)(nil),           // 26: muster.node.v1.VouchRequest
+	(*VouchResponse)(nil),          // 27: muster.node.v1.VouchResponse
+	(*UserToken)(nil),              // 28: muster.node.v1.UserToken
+	(*SignedToken)(nil),            // 29: muster.node.v1.SignedToken
+	(*v1.NodeSpec)(nil),            // 30: muster.api.v1.NodeSpec
+	(*v1.Instance)(nil),            // 31: muster.api.v1.Instance
+	(*v1.Settings)(nil),            // 32: muster.api.v1.Settings
+	(*v1.Revision)(nil),            // 33: muster.api.v1.Revision
+	(*v1.Member)(nil),              // 34: muster.api.v1.Member
+	(*v1.Fence)(nil),               // 35: muster.api.v1.Fence
+	(*v11.TaskReport)(nil),         // 36: muster.log.v1.TaskReport
+	(*v1.Condition)(nil),           // 37: muster.api.v1.Condition
+	(*v1.Step)(nil),                // 38: muster.api.v1.Step
+	(*v1.Job)(nil),                 // 39: muster.api.v1.Job
+	(*v1.SignalOrder)(nil),         // 40: muster.api.v1.SignalOrder
+	(*v1.GresShare)(nil),           // 41: muster.api.v1.GresShare
+	(*v1.TaskExit)(nil),            // 42: muster.api.v1.TaskExit
+	(*timestamppb.Timestamp)(nil),  // 43: google.protobuf.Timestamp
 }
 var file_muster_node_v1_node_proto_depIdxs = []int32{
-	23, // 0: muster.node.v1.JoinRequest.spec:type_name -> muster.api.v1.NodeSpec
-	24, // 1: muster.node.v1.JoinRequest.instance:type_name -> muster.api.v1.Instance
-	25, // 2: muster.node.v1.JoinResponse.settings:type_name -> muster.api.v1.Settings
-	26, // 3: muster.node.v1.JoinResponse.revision:type_name -> muster.api.v1.Revision
-	27, // 4: muster.node.v1.JoinResponse.members:type_name -> muster.api.v1.Member
+	30, // 0: muster.node.v1.JoinRequest.spec:type_name -> muster.api.v1.NodeSpec
+	31, // 1: muster.node.v1.JoinRequest.instance:type_name -> muster.api.v1.Instance
+	32, // 2: muster.node.v1.JoinResponse.settings:type_name -> muster.api.v1.Settings
+	33, // 3: muster.node.v1.JoinResponse.revision:type_name -> muster.api.v1.Revision
+	34, // 4: muster.node.v1.JoinResponse.members:type_name -> muster.api.v1.Member
 	0,  // 5: muster.node.v1.ActualStep.state:type_name -> muster.node.v1.WorkState
-	28, // 6: muster.node.v1.ActualAttempt.fence:type_name -> muster.api.v1.Fence
+	35, // 6: muster.node.v1.ActualAttempt.fence:type_name -> muster.api.v1.Fence
 	0,  // 7: muster.node.v1.ActualAttempt.state:type_name -> muster.node.v1.WorkState
 	5,  // 8: muster.node.v1.ActualAttempt.steps:type_name -> muster.node.v1.ActualStep
-	24, // 9: muster.node.v1.SyncRequest.instance:type_name -> muster.api.v1.Instance
-	26, // 10: muster.node.v1.SyncRequest.seen:type_name -> muster.api.v1.Revision
-	26, // 11: muster.node.v1.SyncRequest.holds:type_name -> muster.api.v1.Revision
+	31, // 9: muster.node.v1.SyncRequest.instance:type_name -> muster.api.v1.Instance
+	33, // 10: muster.node.v1.SyncRequest.seen:type_name -> muster.api.v1.Revision
+	33, // 11: muster.node.v1.SyncRequest.holds:type_name -> muster.api.v1.Revision
 	6,  // 12: muster.node.v1.SyncRequest.actual:type_name -> muster.node.v1.ActualAttempt
-	29, // 13: muster.node.v1.SyncRequest.reports:type_name -> muster.log.v1.TaskReport
-	30, // 14: muster.node.v1.DesiredStep.step:type_name -> muster.api.v1.Step
-	0,  // 15: muster.node.v1.DesiredStep.want:type_name -> muster.node.v1.WorkState
-	31, // 16: muster.node.v1.DesiredAttempt.job:type_name -> muster.api.v1.Job
-	28, // 17: muster.node.v1.DesiredAttempt.fence:type_name -> muster.api.v1.Fence
-	0,  // 18: muster.node.v1.DesiredAttempt.want:type_name -> muster.node.v1.WorkState
-	9,  // 19: muster.node.v1.DesiredAttempt.steps:type_name -> muster.node.v1.DesiredStep
-	32, // 20: muster.node.v1.DesiredAttempt.signals:type_name -> muster.api.v1.SignalOrder
-	26, // 21: muster.node.v1.SyncResponse.revision:type_name -> muster.api.v1.Revision
-	10, // 22: muster.node.v1.SyncResponse.desired:type_name -> muster.node.v1.DesiredAttempt
-	8,  // 23: muster.node.v1.SyncResponse.grant:type_name -> muster.node.v1.Grant
-	27, // 24: muster.node.v1.SyncResponse.members:type_name -> muster.api.v1.Member
-	25, // 25: muster.node.v1.SyncResponse.settings:type_name -> muster.api.v1.Settings
-	1,  // 26: muster.node.v1.ReadOutputRequest.stream:type_name -> muster.node.v1.OutputStream
-	13, // 27: muster.node.v1.ReadOutputRequest.offsets:type_name -> muster.node.v1.OutputOffset
-	1,  // 28: muster.node.v1.OutputOffset.stream:type_name -> muster.node.v1.OutputStream
-	1,  // 29: muster.node.v1.ReadOutputResponse.stream:type_name -> muster.node.v1.OutputStream
-	33, // 30: muster.node.v1.ReadOutputResponse.exits:type_name -> muster.api.v1.TaskExit
-	33, // 31: muster.node.v1.ReadOutputResponse.ended:type_name -> muster.api.v1.TaskExit
-	6,  // 32: muster.node.v1.StatusResponse.actual:type_name -> muster.node.v1.ActualAttempt
-	24, // 33: muster.node.v1.StatusResponse.instance:type_name -> muster.api.v1.Instance
-	34, // 34: muster.node.v1.VouchResponse.expires:type_name -> google.protobuf.Timestamp
-	34, // 35: muster.node.v1.UserToken.issued:type_name -> google.protobuf.Timestamp
-	34, // 36: muster.node.v1.UserToken.expires:type_name -> google.protobuf.Timestamp
-	2,  // 37: muster.node.v1.UserToken.audience:type_name -> muster.node.v1.TokenAudience
-	3,  // 38: muster.node.v1.AgentService.Join:input_type -> muster.node.v1.JoinRequest
-	7,  // 39: muster.node.v1.AgentService.Sync:input_type -> muster.node.v1.SyncRequest
-	12, // 40: muster.node.v1.NodeService.ReadOutput:input_type -> muster.node.v1.ReadOutputRequest
-	15, // 41: muster.node.v1.NodeService.WriteInput:input_type -> muster.node.v1.WriteInputRequest
-	17, // 42: muster.node.v1.NodeService.Status:input_type -> muster.node.v1.StatusRequest
-	19, // 43: muster.node.v1.VouchService.Vouch:input_type -> muster.node.v1.VouchRequest
-	4,  // 44: muster.node.v1.AgentService.Join:output_type -> muster.node.v1.JoinResponse
-	11, // 45: muster.node.v1.AgentService.Sync:output_type -> muster.node.v1.SyncResponse
-	14, // 46: muster.node.v1.NodeService.ReadOutput:output_type -> muster.node.v1.ReadOutputResponse
-	16, // 47: muster.node.v1.NodeService.WriteInput:output_type -> muster.node.v1.WriteInputResponse
-	18, // 48: muster.node.v1.NodeService.Status:output_type -> muster.node.v1.StatusResponse
-	20, // 49: muster.node.v1.VouchService.Vouch:output_type -> muster.node.v1.VouchResponse
-	44, // [44:50] is the sub-list for method output_type
-	38, // [38:44] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	36, // 13: muster.node.v1.SyncRequest.reports:type_name -> muster.log.v1.TaskReport
+	37, // 14: muster.node.v1.SyncRequest.conditions:type_name -> muster.api.v1.Condition
+	38, // 15: muster.node.v1.DesiredStep.step:type_name -> muster.api.v1.Step
+	0,  // 16: muster.node.v1.DesiredStep.want:type_name -> muster.node.v1.WorkState
+	39, // 17: muster.node.v1.DesiredAttempt.job:type_name -> muster.api.v1.Job
+	35, // 18: muster.node.v1.DesiredAttempt.fence:type_name -> muster.api.v1.Fence
+	0,  // 19: muster.node.v1.DesiredAttempt.want:type_name -> muster.node.v1.WorkState
+	9,  // 20: muster.node.v1.DesiredAttempt.steps:type_name -> muster.node.v1.DesiredStep
+	40, // 21: muster.node.v1.DesiredAttempt.signals:type_name -> muster.api.v1.SignalOrder
+	41, // 22: muster.node.v1.DesiredAttempt.gres:type_name -> muster.api.v1.GresShare
+	33, // 23: muster.node.v1.SyncResponse.revision:type_name -> muster.api.v1.Revision
+	10, // 24: muster.node.v1.SyncResponse.desired:type_name -> muster.node.v1.DesiredAttempt
+	8,  // 25: muster.node.v1.SyncResponse.grant:type_name -> muster.node.v1.Grant
+	34, // 26: muster.node.v1.SyncResponse.members:type_name -> muster.api.v1.Member
+	32, // 27: muster.node.v1.SyncResponse.settings:type_name -> muster.api.v1.Settings
+	1,  // 28: muster.node.v1.ReadOutputRequest.stream:type_name -> muster.node.v1.OutputStream
+	13, // 29: muster.node.v1.ReadOutputRequest.offsets:type_name -> muster.node.v1.OutputOffset
+	1,  // 30: muster.node.v1.OutputOffset.stream:type_name -> muster.node.v1.OutputStream
+	1,  // 31: muster.node.v1.ReadOutputResponse.stream:type_name -> muster.node.v1.OutputStream
+	42, // 32: muster.node.v1.ReadOutputResponse.exits:type_name -> muster.api.v1.TaskExit
+	42, // 33: muster.node.v1.ReadOutputResponse.ended:type_name -> muster.api.v1.TaskExit
+	6,  // 34: muster.node.v1.StatusResponse.actual:type_name -> muster.node.v1.ActualAttempt
+	31, // 35: muster.node.v1.StatusResponse.instance:type_name -> muster.api.v1.Instance
+	43, // 36: muster.node.v1.PutFileRequest.modified:type_name -> google.protobuf.Timestamp
+	24, // 37: muster.node.v1.GetUsageResponse.tasks:type_name -> muster.node.v1.TaskUsage
+	43, // 38: muster.node.v1.VouchResponse.expires:type_name -> google.protobuf.Timestamp
+	43, // 39: muster.node.v1.UserToken.issued:type_name -> google.protobuf.Timestamp
+	43, // 40: muster.node.v1.UserToken.expires:type_name -> google.protobuf.Timestamp
+	2,  // 41: muster.node.v1.UserToken.audience:type_name -> muster.node.v1.TokenAudience
+	3,  // 42: muster.node.v1.AgentService.Join:input_type -> muster.node.v1.JoinRequest
+	7,  // 43: muster.node.v1.AgentService.Sync:input_type -> muster.node.v1.SyncRequest
+	12, // 44: muster.node.v1.NodeService.ReadOutput:input_type -> muster.node.v1.ReadOutputRequest
+	15, // 45: muster.node.v1.NodeService.WriteInput:input_type -> muster.node.v1.WriteInputRequest
+	17, // 46: muster.node.v1.NodeService.Status:input_type -> muster.node.v1.StatusRequest
+	19, // 47: muster.node.v1.NodeService.ResizeTerminal:input_type -> muster.node.v1.ResizeTerminalRequest
+	21, // 48: muster.node.v1.NodeService.PutFile:input_type -> muster.node.v1.PutFileRequest
+	23, // 49: muster.node.v1.NodeService.GetUsage:input_type -> muster.node.v1.GetUsageRequest
+	26, // 50: muster.node.v1.VouchService.Vouch:input_type -> muster.node.v1.VouchRequest
+	4,  // 51: muster.node.v1.AgentService.Join:output_type -> muster.node.v1.JoinResponse
+	11, // 52: muster.node.v1.AgentService.Sync:output_type -> muster.node.v1.SyncResponse
+	14, // 53: muster.node.v1.NodeService.ReadOutput:output_type -> muster.node.v1.ReadOutputResponse
+	16, // 54: muster.node.v1.NodeService.WriteInput:output_type -> muster.node.v1.WriteInputResponse
+	18, // 55: muster.node.v1.NodeService.Status:output_type -> muster.node.v1.StatusResponse
+	20, // 56: muster.node.v1.NodeService.ResizeTerminal:output_type -> muster.node.v1.ResizeTerminalResponse
+	22, // 57: muster.node.v1.NodeService.PutFile:output_type -> muster.node.v1.PutFileResponse
+	25, // 58: muster.node.v1.NodeService.GetUsage:output_type -> muster.node.v1.GetUsageResponse
+	27, // 59: muster.node.v1.VouchService.Vouch:output_type -> muster.node.v1.VouchResponse
+	51, // [51:60] is the sub-list for method output_type
+	42, // [42:51] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_muster_node_v1_node_proto_init() }
@@ -2246,13 +2906,14 @@ func file_muster_node_v1_node_proto_init() {
 	if File_muster_node_v1_node_proto != nil {
 		return
 	}
+	file_muster_node_v1_node_proto_msgTypes[20].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_muster_node_v1_node_proto_rawDesc), len(file_muster_node_v1_node_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   20,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -39,6 +39,12 @@ const (
 	NodeServiceWriteInputProcedure = "/muster.node.v1.NodeService/WriteInput"
 	// NodeServiceStatusProcedure is the procedure name of the NodeService's Status RPC.
 	NodeServiceStatusProcedure = "/muster.node.v1.NodeService/Status"
+	// NodeServiceResizeTerminalProcedure is the procedure name of the NodeService's ResizeTerminal RPC.
+	NodeServiceResizeTerminalProcedure = "/muster.node.v1.NodeService/ResizeTerminal"
+	// NodeServicePutFileProcedure is the procedure name of the NodeService's PutFile RPC.
+	NodeServicePutFileProcedure = "/muster.node.v1.NodeService/PutFile"
+	// NodeServiceGetUsageProcedure is the procedure name of the NodeService's GetUsage RPC.
+	NodeServiceGetUsageProcedure = "/muster.node.v1.NodeService/GetUsage"
 	// VouchServiceVouchProcedure is the procedure name of the VouchService's Vouch RPC.
 	VouchServiceVouchProcedure = "/muster.node.v1.VouchService/Vouch"
 )
@@ -171,6 +177,27 @@ var (
 			Procedure:  NodeServiceStatusProcedure,
 		}
 	})
+	nodeServiceResizeTerminalSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType: connect.StreamTypeUnary,
+			Schema:     v1.File_muster_node_v1_node_proto.Services().ByName("NodeService").Methods().ByName("ResizeTerminal"),
+			Procedure:  NodeServiceResizeTerminalProcedure,
+		}
+	})
+	nodeServicePutFileSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType: connect.StreamTypeUnary,
+			Schema:     v1.File_muster_node_v1_node_proto.Services().ByName("NodeService").Methods().ByName("PutFile"),
+			Procedure:  NodeServicePutFileProcedure,
+		}
+	})
+	nodeServiceGetUsageSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType: connect.StreamTypeUnary,
+			Schema:     v1.File_muster_node_v1_node_proto.Services().ByName("NodeService").Methods().ByName("GetUsage"),
+			Procedure:  NodeServiceGetUsageProcedure,
+		}
+	})
 )
 
 // NodeServiceClient is a client for the muster.node.v1.NodeService service.
@@ -181,6 +208,12 @@ type NodeServiceClient interface {
 	WriteInput(context.Context, *v1.WriteInputRequest) (*v1.WriteInputResponse, error)
 	// Status describes the agent.
 	Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error)
+	// ResizeTerminal tells the size of the user's terminal to a step with a pty.
+	ResizeTerminal(context.Context, *v1.ResizeTerminalRequest) (*v1.ResizeTerminalResponse, error)
+	// PutFile writes a file as the job's user, piece by piece.
+	PutFile(context.Context, *v1.PutFileRequest) (*v1.PutFileResponse, error)
+	// GetUsage says what running tasks use.
+	GetUsage(context.Context, *v1.GetUsageRequest) (*v1.GetUsageResponse, error)
 }
 
 // NewNodeServiceClient constructs a client for the muster.node.v1.NodeService service. Multiple
@@ -217,6 +250,12 @@ type NodeServiceHandler interface {
 	WriteInput(context.Context, *v1.WriteInputRequest) (*v1.WriteInputResponse, error)
 	// Status describes the agent.
 	Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error)
+	// ResizeTerminal tells the size of the user's terminal to a step with a pty.
+	ResizeTerminal(context.Context, *v1.ResizeTerminalRequest) (*v1.ResizeTerminalResponse, error)
+	// PutFile writes a file as the job's user, piece by piece.
+	PutFile(context.Context, *v1.PutFileRequest) (*v1.PutFileResponse, error)
+	// GetUsage says what running tasks use.
+	GetUsage(context.Context, *v1.GetUsageRequest) (*v1.GetUsageResponse, error)
 }
 
 // RegisterNodeServiceHandler registers svc as the muster.node.v1.NodeService implementation on
@@ -227,6 +266,9 @@ func RegisterNodeServiceHandler(server *connect.Server, svc NodeServiceHandler) 
 		connect.Method{Spec: nodeServiceReadOutputSpec(), Handler: adapter.readOutput},
 		connect.Method{Spec: nodeServiceWriteInputSpec(), Handler: adapter.writeInput},
 		connect.Method{Spec: nodeServiceStatusSpec(), Handler: adapter.status},
+		connect.Method{Spec: nodeServiceResizeTerminalSpec(), Handler: adapter.resizeTerminal},
+		connect.Method{Spec: nodeServicePutFileSpec(), Handler: adapter.putFile},
+		connect.Method{Spec: nodeServiceGetUsageSpec(), Handler: adapter.getUsage},
 	)
 }
 
@@ -260,6 +302,18 @@ func (UnimplementedNodeServiceHandler) Status(context.Context, *v1.StatusRequest
 	return nil, connect.NewError(connect.CodeUnimplemented, "muster.node.v1.NodeService.Status is not implemented")
 }
 
+func (UnimplementedNodeServiceHandler) ResizeTerminal(context.Context, *v1.ResizeTerminalRequest) (*v1.ResizeTerminalResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "muster.node.v1.NodeService.ResizeTerminal is not implemented")
+}
+
+func (UnimplementedNodeServiceHandler) PutFile(context.Context, *v1.PutFileRequest) (*v1.PutFileResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "muster.node.v1.NodeService.PutFile is not implemented")
+}
+
+func (UnimplementedNodeServiceHandler) GetUsage(context.Context, *v1.GetUsageRequest) (*v1.GetUsageResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "muster.node.v1.NodeService.GetUsage is not implemented")
+}
+
 type nodeServiceClient struct {
 	client *connect.Client
 }
@@ -283,6 +337,30 @@ func (c *nodeServiceClient) WriteInput(ctx context.Context, req *v1.WriteInputRe
 func (c *nodeServiceClient) Status(ctx context.Context, req *v1.StatusRequest) (*v1.StatusResponse, error) {
 	var res v1.StatusResponse
 	if err := c.client.CallUnary(ctx, nodeServiceStatusSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *nodeServiceClient) ResizeTerminal(ctx context.Context, req *v1.ResizeTerminalRequest) (*v1.ResizeTerminalResponse, error) {
+	var res v1.ResizeTerminalResponse
+	if err := c.client.CallUnary(ctx, nodeServiceResizeTerminalSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *nodeServiceClient) PutFile(ctx context.Context, req *v1.PutFileRequest) (*v1.PutFileResponse, error) {
+	var res v1.PutFileResponse
+	if err := c.client.CallUnary(ctx, nodeServicePutFileSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *nodeServiceClient) GetUsage(ctx context.Context, req *v1.GetUsageRequest) (*v1.GetUsageResponse, error) {
+	var res v1.GetUsageResponse
+	if err := c.client.CallUnary(ctx, nodeServiceGetUsageSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -316,6 +394,42 @@ func (h nodeServiceHandler) status(ctx context.Context, _ connect.Spec, stream c
 		return err
 	}
 	res, err := h.svc.Status(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h nodeServiceHandler) resizeTerminal(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req v1.ResizeTerminalRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.ResizeTerminal(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h nodeServiceHandler) putFile(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req v1.PutFileRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.PutFile(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h nodeServiceHandler) getUsage(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req v1.GetUsageRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.GetUsage(ctx, &req)
 	if err != nil {
 		return err
 	}
