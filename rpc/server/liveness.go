@@ -9,19 +9,19 @@ import (
 )
 
 // livenessBatcher passes Syncs to the leader in batches that form by themselves: what comes while a batch is on its way
-// goes with the next. Readiness does not wait for that, up to urgentInFlight messages, because a gang starts when its last
-// node is ready. Of each node only the newest beat waits.
+// goes with the next. Readiness and agents without a lease do not wait for that, up to urgentInFlight messages: a gang starts
+// when its last node is ready, and nothing starts on a node without a lease. Of each node only the newest beat waits.
 type livenessBatcher struct {
 	server *Server
 
 	mu       sync.Mutex
 	queue    []*queuedBeat
 	byNode   map[uint32]*queuedBeat
-	urgent   bool // the queue holds readiness
+	urgent   bool // the queue holds readiness, or an agent without a lease
 	inFlight int
 }
 
-// urgentInFlight bounds the messages on their way to the leader while there is readiness to report.
+// urgentInFlight bounds the messages on their way to the leader while one of them is urgent.
 const urgentInFlight = 4
 
 type queuedBeat struct {
@@ -33,11 +33,11 @@ type queuedBeat struct {
 func (b *livenessBatcher) add(request *nodev1.SyncRequest, session *session) {
 	beat := &peerv1.Beat{Node: request.Node, Epoch: request.Epoch, Instance: request.Instance, Sequence: request.Sequence,
 		LastGrant: request.LastGrant, Actual: preparing(request.Actual)}
-	ready := false
+	urgent := beat.LastGrant == 0
 	for _, attempt := range beat.Actual {
-		ready = ready || attempt.State == nodev1.WorkState_WORK_STATE_PREPARED
+		urgent = urgent || attempt.State == nodev1.WorkState_WORK_STATE_PREPARED
 		for _, step := range attempt.Steps {
-			ready = ready || step.State == nodev1.WorkState_WORK_STATE_PREPARED
+			urgent = urgent || step.State == nodev1.WorkState_WORK_STATE_PREPARED
 		}
 	}
 	b.mu.Lock()
@@ -52,7 +52,7 @@ func (b *livenessBatcher) add(request *nodev1.SyncRequest, session *session) {
 		b.byNode[beat.Node] = queued
 		b.queue = append(b.queue, queued)
 	}
-	b.urgent = b.urgent || ready
+	b.urgent = b.urgent || urgent
 	if b.inFlight == 0 || b.urgent && b.inFlight < urgentInFlight {
 		b.inFlight++
 		b.server.background.Go(b.run)

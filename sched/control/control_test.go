@@ -14,6 +14,7 @@ import (
 	"github.com/muster-hpc/muster/fsm/replica"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	logv1 "github.com/muster-hpc/muster/proto/muster/log/v1"
+	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
 	peerv1 "github.com/muster-hpc/muster/proto/muster/peer/v1"
 )
 
@@ -168,7 +169,7 @@ func TestAnEntryFromBeforeDoesNotAcknowledge(t *testing.T) {
 	var c commits
 	c.wake = newSignal()
 	cut := c.cut()
-	done := c.wait()
+	done := c.wait(time.Time{})
 	c.done(cut, 7)
 	select {
 	case index := <-done:
@@ -179,6 +180,75 @@ func TestAnEntryFromBeforeDoesNotAcknowledge(t *testing.T) {
 	if index := <-done; index != 8 {
 		t.Fatal(index)
 	}
+}
+
+func TestAnIdleClusterOfAnySizeWritesFewEntriesAndLosesNoLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil, Faults{})
+		defer r.end()
+		agents := r.cluster(60)
+		time.Sleep(10 * time.Second)
+		before := r.log.count(&logv1.Command_Tick{})
+		longest := time.Duration(0)
+		for range 300 {
+			time.Sleep(100 * time.Millisecond)
+			r.control.reign.nodes.mu.Lock()
+			for _, x := range r.control.reign.nodes.lives {
+				longest = max(longest, time.Since(x.granted))
+			}
+			r.control.reign.nodes.mu.Unlock()
+		}
+		// Two a second, and the marks at which digests are compared.
+		if n := r.log.count(&logv1.Command_Tick{}) - before; n > 30*2+5 {
+			t.Errorf("%d entries in 30 s", n)
+		}
+		// The agents send a Sync 3 s after the answer to the last.
+		if most := 3*time.Second + 2*patienceMost + 200*time.Millisecond; longest > most {
+			t.Errorf("a grant was %v old; at most %v is meant", longest, most)
+		}
+		if n := r.control.Status().OverdueNodes; n > 0 {
+			t.Errorf("%d of %d nodes are overdue", n, len(agents))
+		}
+	})
+}
+
+func TestAnAgentWithoutALeaseIsNotKeptWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil, Faults{})
+		defer r.end()
+		r.cluster(3)
+		time.Sleep(time.Second)
+		answerTime := func(b *peerv1.Beat) time.Duration {
+			began := time.Now()
+			if _, err := r.control.ReportLiveness(t.Context(), []*peerv1.Beat{b}); err != nil {
+				t.Fatal(err)
+			}
+			return time.Since(began)
+		}
+		a, err := r.join("n4", "boot", "new")
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.stop()
+		beat := func(sequence, grant uint64) *peerv1.Beat {
+			return &peerv1.Beat{Node: a.number, Epoch: a.epoch, Instance: a.instance, Sequence: sequence, LastGrant: grant}
+		}
+		if d := answerTime(beat(11, 0)); d > 2*commitTime {
+			t.Errorf("the first grant took %v", d)
+		}
+		if d := answerTime(beat(12, 11)); d < 2*commitTime || d > patienceMost+2*commitTime {
+			t.Errorf("the second grant took %v: it can wait for others, but not longer than %v", d, patienceMost)
+		}
+		preparing := beat(13, 12)
+		preparing.Actual = []*nodev1.ActualAttempt{{JobId: 1, State: nodev1.WorkState_WORK_STATE_PREPARING, Fence: &apiv1.Fence{}}}
+		if d := answerTime(preparing); d > 2*commitTime {
+			t.Errorf("one that prepares waited %v", d)
+		}
+		time.Sleep(6 * time.Second)
+		if d := answerTime(beat(14, 13)); d > 2*commitTime {
+			t.Errorf("one that missed a renewal waited %v", d)
+		}
+	})
 }
 
 func TestASilentNodeIsLostAfterAMinuteAndFencedOnlyForJobsThatStopThemselves(t *testing.T) {

@@ -73,6 +73,18 @@ func (l *liveness) joined(number, epoch uint32, instance *apiv1.Instance, at tim
 	l.lives[number] = &life{epoch: epoch, instance: instance, heard: at, granted: granted, confirmed: at}
 }
 
+// pressing tells whether a beat's sender is not to be kept waiting for its lease: it has none yet, or none that was renewed in time; or
+// something is being prepared there, which reports the next thing only when it was heard.
+func (l *liveness) pressing(b *peerv1.Beat, at time.Time, renewal time.Duration) bool {
+	if b.LastGrant == 0 || len(b.Actual) > 0 {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	x := l.lives[b.Node]
+	return x == nil || at.Sub(x.granted) > renewal
+}
+
 // hear takes in a beat; false if its sender is not the node's present life.
 func (l *liveness) hear(v *fsm.View, b *peerv1.Beat, at time.Time) bool {
 	n := v.Node(b.Node)
@@ -145,9 +157,9 @@ func sameInstance(a, b *apiv1.Instance) bool {
 	return a.GetBootId() == b.GetBootId() && a.GetNonce() == b.GetNonce()
 }
 
-// ReportLiveness takes in Syncs that controllers pass on. It answers when an entry proposed after it was called has committed: only then
-// may leases be granted for these beats, by a controller that has applied the index in the answer. Beats of a node's former lives are
-// listed as refused. Errors: ErrNotLeading; a bare error of ctx.
+// ReportLiveness takes in Syncs that controllers pass on. It answers when an entry proposed after it was called has committed: within a
+// twentieth of the lease and a commit, and at once if one of the nodes has no lease or prepares something. Only then may leases be granted
+// for these beats, by a controller that has applied the index in the answer. Beats of a node's former lives are listed as refused. Errors: ErrNotLeading; a bare error of ctx.
 func (c *Control) ReportLiveness(ctx context.Context, beats []*peerv1.Beat) (*peerv1.ReportLivenessResponse, error) {
 	r, err := c.current()
 	if err != nil {
@@ -156,7 +168,8 @@ func (c *Control) ReportLiveness(ctx context.Context, beats []*peerv1.Beat) (*pe
 	at := time.Now()
 	v := c.cfg.Replica.View()
 	response := &peerv1.ReportLivenessResponse{Term: r.term}
-	refused, ready := map[uint32]bool{}, false
+	limits := boundsOf(v)
+	refused, ready, patience := map[uint32]bool{}, false, limits.patience()
 	for _, b := range beats {
 		if !r.nodes.hear(v, b, at) {
 			refused[b.Node] = true
@@ -164,13 +177,16 @@ func (c *Control) ReportLiveness(ctx context.Context, beats []*peerv1.Beat) (*pe
 			continue
 		}
 		ready = ready || len(b.Actual) > 0
+		if patience > 0 && r.nodes.pressing(b, at, limits.overdue()) {
+			patience = 0
+		}
 	}
 	if ready {
 		r.ready.raise()
 	}
 	if c.cfg.Faults.GrantWithoutCommit {
 		response.Index = v.Revision().GetIndex()
-	} else if response.Index, err = r.committed(ctx); err != nil {
+	} else if response.Index, err = r.committed(ctx, patience); err != nil {
 		return nil, err
 	}
 	r.nodes.grant(beats, refused, at)
