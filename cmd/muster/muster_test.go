@@ -233,3 +233,16 @@ func TestAMemberIsFoundByNameOrIdAndNeverGuessed(t *testing.T) {
 		}
 	}
 }
+
+func TestNodesThatDoNotRespondSayForHowLong(t *testing.T) {
+	node := func(number uint32, name string) *apiv1.Node {
+		return &apiv1.Node{Number: number, Spec: &apiv1.NodeSpec{Name: name, Cpus: 4, MemoryMb: 2048}, State: apiv1.NodeState_NODE_STATE_UP}
+	}
+	answer := &apiv1.ListNodesResponse{Nodes: []*apiv1.Node{node(7, "n1"), node(9, "n2")}, Silent: []*apiv1.SilentNode{{Node: 9, SilentMs: 14_900}},
+		Partitions: []*apiv1.Partition{{Name: "main", Nodes: "ALL"}}}
+	for i, want := range []string{"n1|UP|0/4|0M/2G||main||", "n2|UP (not responding, last heard 14 s ago)|0/4|0M/2G||main||"} {
+		if got := strings.Join(nodeRow(answer.Nodes[i], answer), "|"); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}

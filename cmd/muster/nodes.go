@@ -87,22 +87,22 @@ func (a *app) listNodes(ctx context.Context, names []string) error {
 		paint:  states(1),
 	}
 	for _, n := range answer.Nodes {
-		row := nodeRow(n, answer.Partitions)
-		if i := slices.IndexFunc(answer.Silent, func(s *apiv1.SilentNode) bool { return s.Node == n.Number }); i >= 0 {
-			row[1] += " (" + notResponding(answer.Silent[i]) + ")"
-		}
-		t.add(row...)
+		t.add(nodeRow(n, answer)...)
 	}
 	t.write(a.out, a.colour)
 	return nil
 }
 
-// notResponding says for how long the leader has not heard of a node.
-func notResponding(s *apiv1.SilentNode) string {
-	return fmt.Sprintf("not responding, last heard %d s ago", s.SilentMs/1000)
+// stateIn is the state of a node in an answer, with how long the leader has not heard of it.
+func stateIn(n *apiv1.Node, answer *apiv1.ListNodesResponse) string {
+	i := slices.IndexFunc(answer.Silent, func(s *apiv1.SilentNode) bool { return s.Node == n.Number })
+	if i < 0 {
+		return nodeState(n)
+	}
+	return fmt.Sprintf("%s (not responding, last heard %d s ago)", nodeState(n), answer.Silent[i].SilentMs/1000)
 }
 
-func nodeRow(n *apiv1.Node, partitions []*apiv1.Partition) []string {
+func nodeRow(n *apiv1.Node, answer *apiv1.ListNodesResponse) []string {
 	gpus := ""
 	if len(n.Spec.Gpus) > 0 {
 		gpus = fmt.Sprintf("%d/%d %s", notation.Mask(n.GpusAllocatedMask).Count(), len(n.Spec.Gpus), n.Spec.Gpus[0].Type)
@@ -112,9 +112,9 @@ func nodeRow(n *apiv1.Node, partitions []*apiv1.Partition) []string {
 		jobs = append(jobs, strconv.Itoa(int(owner>>32)))
 	}
 	return []string{
-		n.Spec.Name, nodeState(n), fmt.Sprintf("%d/%d", n.CpusAllocated, n.Spec.Cpus),
+		n.Spec.Name, stateIn(n, answer), fmt.Sprintf("%d/%d", n.CpusAllocated, n.Spec.Cpus),
 		config.FormatMemory(n.MemoryAllocatedMb) + "/" + config.FormatMemory(n.Spec.MemoryMb),
-		gpus, partitionsOf(n.Spec.Name, partitions), strings.Join(jobs, ","), n.Reason,
+		gpus, partitionsOf(n.Spec.Name, answer.Partitions), strings.Join(jobs, ","), n.Reason,
 	}
 }
 

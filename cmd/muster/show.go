@@ -260,11 +260,7 @@ func (a *app) showNode(ctx context.Context, name string) error {
 	}
 	f := &fields{}
 	f.add("Node", "%s (number %d)", n.Spec.Name, n.Number)
-	state := nodeState(n)
-	if len(answer.Silent) == 1 {
-		state += " (" + notResponding(answer.Silent[0]) + ")"
-	}
-	f.add("State", "%s", state)
+	f.add("State", "%s", stateIn(n, answer))
 	if n.Reason != "" {
 		f.add("Reason", "%s (%s, %s)", n.Reason, n.ReasonBy, moment(n.ReasonTime))
 	}

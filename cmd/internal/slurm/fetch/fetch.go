@@ -15,6 +15,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/muster-hpc/muster/cmd/internal/slurm/record"
 	"github.com/muster-hpc/muster/cmd/internal/slurm/session"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	"github.com/muster-hpc/muster/rpc"
@@ -227,6 +228,13 @@ func listNodes(ctx context.Context, cluster session.Cluster, names []string, rea
 		}
 	}
 	return out, answer.GetInfo(), nil
+}
+
+// State is the state of one of the nodes, with what is known of its jobs and of its silence.
+func (n *Nodes) State(node *apiv1.Node) record.NodeState {
+	state := record.StateOfNode(node, n.AllCompleting(node))
+	state.Silent = state.Silent || n.Silent[node.GetNumber()]
+	return state
 }
 
 // AllCompleting tells whether a node has jobs and all of them are being ended.

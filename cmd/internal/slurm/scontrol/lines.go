@@ -193,8 +193,7 @@ func nodeAddress(n *apiv1.Node) (host, port string) {
 // nodeLines writes a node as "show node" does.
 func nodeLines(n *apiv1.Node, list *fetch.Nodes, details bool) []string {
 	spec := n.GetSpec()
-	state := record.StateOfNode(n, list.AllCompleting(n))
-	state.Silent = state.Silent || list.Silent[n.GetNumber()]
+	state := list.State(n)
 	host, port := nodeAddress(n)
 	features := value.Null(strings.Join(spec.GetFeatures(), ","))
 	var partitions []string
@@ -320,7 +319,7 @@ func nodeObject(n *apiv1.Node, list *fetch.Nodes) document.Object {
 		pair("real_memory", spec.GetMemoryMb()), pair("alloc_memory", n.GetMemoryAllocatedMb()), pair("reason", n.GetReason()),
 		pair("reason_changed_at", document.Moment(record.At(n.GetReasonTime()))), pair("reason_set_by_user", n.GetReasonBy()),
 		pair("slurmd_start_time", document.Moment(record.At(n.GetJoinTime()))),
-		pair("state", record.StateOfNode(n, list.AllCompleting(n)).Words()), pair("temporary_disk", 0), pair("weight", 1),
+		pair("state", list.State(n).Words()), pair("temporary_disk", 0), pair("weight", 1),
 		pair("tres", fmt.Sprintf("cpu=%d,mem=%dM,billing=%d%s", spec.GetCpus(), spec.GetMemoryMb(), spec.GetCpus(), gpuTres(uint32(len(spec.GetGpus()))))),
 		pair("tres_used", allocTres(n)), pair("version", spec.GetAgentVersion()),
 	}

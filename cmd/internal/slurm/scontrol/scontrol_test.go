@@ -236,6 +236,21 @@ func TestChangesOfNodes(t *testing.T) {
 	}
 }
 
+func TestASilentNodeIsNotResponding(t *testing.T) {
+	c := slurmtest.Recorded(t)
+	c.Silent = []*apiv1.SilentNode{{Node: c.NodeList[2].GetNumber(), SilentMs: 14_000}}
+	for node, want := range map[string]string{"n1": "MIXED", "n3": "IDLE+NOT_RESPONDING"} {
+		if got := c.Run(t, Run, "scontrol", "show", "node", node); !strings.Contains(got.Stdout, "   State="+want+" ") || got.Code != 0 {
+			t.Errorf("%s is not %s: %+v", node, want, got)
+		}
+		var d struct{ Nodes []struct{ State []string } }
+		got := c.Run(t, Run, "scontrol", "show", "node", node, "--json")
+		if err := json.Unmarshal([]byte(got.Stdout), &d); err != nil || len(d.Nodes) != 1 || strings.Join(d.Nodes[0].State, "+") != want {
+			t.Errorf("%s is not %s: %v, %+v", node, want, err, got)
+		}
+	}
+}
+
 func TestWhatIsNotSupportedIsRefusedByName(t *testing.T) {
 	for _, words := range []string{"top 7", "reconfigure", "suspend 6", "show reservation", "update JobId=7 Dependency=afterok:1",
 		"update NodeName=n1 Weight=5", "update PartitionName=main State=DOWN", "requeue Incomplete 7", "--yaml show job", "shutdown"} {

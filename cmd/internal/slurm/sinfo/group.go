@@ -80,8 +80,7 @@ func (how grouping) gather(list *fetch.Nodes, cluster string, names func(uint32)
 			groups = append(groups, g)
 		}
 		for _, n := range members {
-			state := record.StateOfNode(n, list.AllCompleting(n))
-			state.Silent = state.Silent || list.Silent[n.GetNumber()]
+			state := list.State(n)
 			if !keep(n, state) {
 				continue
 			}

@@ -6,10 +6,12 @@ import (
 	"strings"
 	"testing"
 
+	"connectrpc.com/connect/v2"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/muster-hpc/muster/cmd/internal/slurm/slurmtest"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+	"github.com/muster-hpc/muster/rpc"
 )
 
 func TestListingsEqualTheRecordedOnes(t *testing.T) {
@@ -98,6 +100,53 @@ func TestStatesOfNodes(t *testing.T) {
 	}
 	if got := c.Run(t, Run, "sinfo", "-t", "bogus"); got.Code != 1 {
 		t.Errorf("an unknown state: %+v", got)
+	}
+}
+
+func TestSilentNodesAreMarked(t *testing.T) {
+	c := slurmtest.Recorded(t)
+	c.Silent = []*apiv1.SilentNode{{Node: c.NodeList[1].GetNumber(), SilentMs: 14_000}, {Node: c.NodeList[2].GetNumber(), SilentMs: 12_000}}
+	c.NodeList[2].Drain, c.NodeList[2].Reason = true, "fan"
+	for words, want := range map[string]string{
+		"-h -N -o|%n %t %T": "n1 mix mixed\nn2 mix* mixed*\nn3 drain* drained*\nn4 idle idle\n",
+		"-h -N -O|NodeHost:4,StateCompact:7,StateLong:9": "n1  mix    mixed    \nn2  mix*   mixed*   \nn3  drain* drained* \nn4  idle   idle     \n",
+		"-h -r -o|%N":            "n[1,4]\n", // -r: those that respond
+		"-h -d -o|%N":            "n[2-3]\n",
+		"-h -t mix* -o|%N":       "n2\n",
+		"-h -t no_respond -o|%N": "n[2-3]\n",
+		"-h -t idle -o|%N":       "n4\n",
+		"-h -o|%C":               "4/44/16/64\n", // what is free counts as idle; only the mark says that nothing is placed there
+	} {
+		options, format, _ := strings.Cut(words, "|")
+		got := c.Run(t, Run, append(append([]string{"sinfo"}, strings.Fields(options)...), format)...)
+		if got.Stdout != want || got.Code != 0 {
+			t.Errorf("%s: %+v, want %q", words, got, want)
+		}
+	}
+	got := c.Run(t, Run, "sinfo", "-N", "--json")
+	var d struct {
+		Sinfo []struct{ Node struct{ State []string } }
+	}
+	if err := json.Unmarshal([]byte(got.Stdout), &d); err != nil || len(d.Sinfo) != 4 {
+		t.Fatal(err, got)
+	}
+	for i, want := range []string{"MIXED", "MIXED NOT_RESPONDING", "IDLE DRAIN NOT_RESPONDING", "IDLE"} {
+		if state := strings.Join(d.Sinfo[i].Node.State, " "); state != want {
+			t.Errorf("node %d is %s, want %s", i+1, state, want)
+		}
+	}
+}
+
+func TestWithoutAQuorumTheListingIsOldAndSaysSo(t *testing.T) {
+	c := slurmtest.Recorded(t)
+	fresh := c.Run(t, Run, "sinfo")
+	c.NoQuorum = rpc.Refuse(connect.CodeUnavailable, rpc.ReasonNoQuorum, "", "1 of 3 controllers answers")
+	if got := c.Run(t, Run, "sinfo"); got.Code != 0 || got.Stdout != fresh.Stdout || got.Stderr != "as of 1m0s ago: no quorum: 1 of 3 controllers answers\n" {
+		t.Errorf("%+v", got)
+	}
+	c.Fail = c.NoQuorum
+	if got := c.Run(t, Run, "sinfo"); got.Code != 1 || got.Stdout != "" || !strings.Contains(got.Stderr, "1 of 3 controllers answers") {
+		t.Errorf("nobody has anything: %+v", got)
 	}
 }
 

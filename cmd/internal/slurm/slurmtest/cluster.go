@@ -58,6 +58,10 @@ type Cluster struct {
 	OnSubmit func(*apiv1.Job)
 	// Fail makes every call fail.
 	Fail error
+	// NoQuorum is what reads end with that are not stale; nil: they are answered. Stale ones are a minute old.
+	NoQuorum error
+	// Silent are nodes that are up but do not answer.
+	Silent []*apiv1.SilentNode
 
 	mu        sync.Mutex
 	Submitted []*apiv1.JobSubmission
@@ -161,6 +165,20 @@ func (c *Cluster) info() *apiv1.ReadInfo {
 	return &apiv1.ReadInfo{Revision: &apiv1.Revision{Incarnation: 1, Index: 100}, StateTime: timestamppb.New(c.Now)}
 }
 
+// read is how fresh an answer is, or why there is none.
+func (c *Cluster) read(options *apiv1.ReadOptions) (*apiv1.ReadInfo, error) {
+	info := c.info()
+	switch {
+	case c.Fail != nil:
+		return nil, c.Fail
+	case options.GetConsistency() == apiv1.ReadConsistency_READ_CONSISTENCY_STALE:
+		info.AgeMs = 60_000
+	case c.NoQuorum != nil:
+		return nil, c.NoQuorum
+	}
+	return info, nil
+}
+
 // match applies a filter as the API's comments say.
 func match(f *apiv1.JobFilter, j *apiv1.Job) bool {
 	in := func(n int, ok bool) bool { return n == 0 || ok }
@@ -187,8 +205,9 @@ func match(f *apiv1.JobFilter, j *apiv1.Job) bool {
 func (c *Cluster) ListJobs(_ context.Context, r *apiv1.ListJobsRequest) (*apiv1.ListJobsResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.Fail != nil {
-		return nil, c.Fail
+	info, err := c.read(r.GetRead())
+	if err != nil {
+		return nil, err
 	}
 	c.Listed = append(c.Listed, proto.Clone(r).(*apiv1.ListJobsRequest))
 	from, _ := strconv.Atoi(r.GetPage().GetToken())
@@ -196,7 +215,7 @@ func (c *Cluster) ListJobs(_ context.Context, r *apiv1.ListJobsRequest) (*apiv1.
 	if c.PageSize > 0 {
 		size = min(size, c.PageSize)
 	}
-	answer := &apiv1.ListJobsResponse{Info: c.info()}
+	answer := &apiv1.ListJobsResponse{Info: info}
 	for i := from; i < len(c.JobList); i++ {
 		if len(answer.Jobs) == size {
 			answer.NextToken = strconv.Itoa(i)
@@ -408,10 +427,14 @@ func (c *Cluster) GetStep(_ context.Context, r *apiv1.GetStepRequest) (*apiv1.Ge
 
 // ListNodes lists nodes and partitions.
 func (c *Cluster) ListNodes(_ context.Context, r *apiv1.ListNodesRequest) (*apiv1.ListNodesResponse, error) {
-	if c.Fail != nil {
-		return nil, c.Fail
+	info, err := c.read(r.GetRead())
+	if err != nil {
+		return nil, err
 	}
-	answer := &apiv1.ListNodesResponse{Partitions: c.Partitions, Info: c.info()}
+	answer := &apiv1.ListNodesResponse{Partitions: c.Partitions, Info: info}
+	if info.GetAgeMs() == 0 {
+		answer.Silent = c.Silent
+	}
 	for _, node := range c.NodeList {
 		if len(r.GetNames()) == 0 || slices.Contains(r.GetNames(), node.GetSpec().GetName()) {
 			answer.Nodes = append(answer.Nodes, node)

@@ -8,8 +8,11 @@ import (
 	"strings"
 	"testing"
 
+	"connectrpc.com/connect/v2"
+
 	"github.com/muster-hpc/muster/cmd/internal/slurm/slurmtest"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+	"github.com/muster-hpc/muster/rpc"
 )
 
 // ours are the jobs of the recordings that Muster can have: no arrays, no dependencies.
@@ -205,5 +208,19 @@ func BenchmarkFormattingOf100000Jobs(b *testing.B) {
 		if got := c.Run(b, Run, "squeue"); got.Code != 0 || len(got.Stdout) < 7_000_000 {
 			b.Fatal(got.Code, len(got.Stdout))
 		}
+	}
+}
+
+func TestWithoutAQuorumTheListingIsOldAndSaysSo(t *testing.T) {
+	c := slurmtest.Recorded(t)
+	c.PageSize = 5 // all pages have to be stale
+	fresh := c.Run(t, Run, "squeue")
+	c.NoQuorum = rpc.Refuse(connect.CodeUnavailable, rpc.ReasonNoQuorum, "", "1 of 3 controllers answers")
+	if got := c.Run(t, Run, "squeue"); got.Code != 0 || got.Stdout != fresh.Stdout || got.Stderr != "as of 1m0s ago: no quorum: 1 of 3 controllers answers\n" {
+		t.Errorf("%+v", got)
+	}
+	c.Fail = c.NoQuorum
+	if got := c.Run(t, Run, "squeue"); got.Code != 1 || got.Stdout != "" || !strings.Contains(got.Stderr, "1 of 3 controllers answers") {
+		t.Errorf("nobody has anything: %+v", got)
 	}
 }
