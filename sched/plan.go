@@ -304,26 +304,5 @@ func (d *Decisions) Reason(id JobID) Reason {
 	return d.reason(j)
 }
 
-// Changes returns up to limit reasons that differ from those shown, by job id, and whether there are more. Call it before the view
-// changes.
-func (d *Decisions) Changes(limit int) (map[JobID]Reason, bool) {
-	var changed []JobID
-	for id, j := range d.view.jobs {
-		if d.placed[id] {
-			continue
-		}
-		if r := d.reason(j); r != j.Shown {
-			changed = append(changed, id)
-		}
-	}
-	slices.Sort(changed)
-	more := len(changed) > limit
-	out := map[JobID]Reason{}
-	for _, id := range changed[:min(limit, len(changed))] {
-		out[id] = d.reason(d.view.jobs[id])
-	}
-	return out, more
-}
-
 // Waiting returns the ids of the jobs that wait, ascending.
 func (v *View) Waiting() []JobID { return slices.Sorted(maps.Keys(v.jobs)) }

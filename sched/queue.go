@@ -15,6 +15,8 @@ type job struct {
 	wake Time
 	// deferred is a back-off that the caller set; see View.Defer.
 	deferred Time
+	// loose: the reason to show is to be looked at; it is in View.loose then.
+	loose bool
 }
 
 // class is the jobs that ask for the same thing: where one does not fit, none behind it does.
@@ -32,8 +34,11 @@ type class struct {
 	headPriority uint32
 	headID       JobID
 	verdict      verdict
-	shapes       []classShape
-	shapeOf      int // generation of the index for which shapes were made
+	// told is the verdict on those behind the first, and head the first, when changes were asked for last.
+	told    Reason
+	head    *job
+	shapes  []classShape
+	shapeOf int // generation of the index for which shapes were made
 }
 
 // verdict is what a pass found out about a class.
@@ -114,7 +119,10 @@ func (v *View) SetJob(n Job) {
 		shown := n.Shown
 		n.Shown = j.Shown
 		if sameJob(&j.Job, &n) {
-			j.Shown = shown
+			if j.Shown != shown {
+				j.Shown = shown
+				v.loosen(j)
+			}
 			return
 		}
 		n.Shown = shown
@@ -165,6 +173,7 @@ func (v *View) Defer(id JobID, until Time) {
 
 // enqueue puts a job where it waits.
 func (v *View) enqueue(j *job) {
+	v.loosen(j)
 	switch {
 	case j.Held != 0, j.Cleaning:
 		j.wake = Never
@@ -200,6 +209,7 @@ func (v *View) wakeUp(now Time) {
 		if t.job.wake == t.at && t.job.class != nil {
 			t.job.wake = 0
 			t.job.class.insert(t.job)
+			v.loosen(t.job)
 			v.dirty = true
 		}
 	}

@@ -17,6 +17,7 @@ type View struct {
 	classes    map[string]*class
 	claims     map[JobID]*Claim
 	timed      timedQueue
+	loose      []*job
 	// stale: the index must be built again, because nodes or partitions came, went, or changed what they have.
 	stale bool
 	dirty bool
