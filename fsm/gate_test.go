@@ -271,7 +271,7 @@ func TestLevelsRiseOnlyWhenEveryMemberCan(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := newRig(t, func(m *Machine) { m.ladder = ladder })
-	r.boot()
+	r.bootAt(1)
 	plain, keyed := runSpec(), runSpec()
 	keyed.Wckey = "w"
 	submit := func(spec *apiv1.JobSpec) string {

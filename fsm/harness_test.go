@@ -148,6 +148,16 @@ func (r *rig) boot() {
 	r.must(member, &logv1.Bootstrap{Configuration: testConfiguration(), Incarnation: 1, ClusterId: "cluster-1"})
 }
 
+// bootAt begins a cluster at a level, as a program of that level did.
+func (r *rig) bootAt(level uint32) {
+	r.t.Helper()
+	cmd := command(&logv1.Bootstrap{Configuration: testConfiguration(), Incarnation: 1, ClusterId: "cluster-1"})
+	cmd.Level = level
+	if refusal := r.entry(cmd)[0].Refusal; refusal != nil {
+		r.t.Fatal(refusal)
+	}
+}
+
 func nodeSpec(name string, cpus, gpus int) *apiv1.NodeSpec {
 	s := &apiv1.NodeSpec{Name: name, AgentAddress: name + ":1", TaskAddress: name, Cpus: uint32(cpus), MemoryMb: 1000}
 	for i := range gpus {

@@ -51,8 +51,14 @@ const (
 // CompareRevisions orders revisions: negative if a comes before b. nil is the lowest.
 func CompareRevisions(a, b *apiv1.Revision) int { return state.RevOf(a).Compare(state.RevOf(b)) }
 
-// LevelOf returns the feature level that a command needs; 0 for a command without operation.
-func LevelOf(cmd *logv1.Command) uint32 { return level.Current().Of(cmd) }
+// LevelOf returns the feature level that a command is proposed with: what it needs, or MaxLevel for the bootstrap that begins a cluster's
+// first incarnation, because no older controller can be part of a cluster that does not exist yet. 0 for a command without operation.
+func LevelOf(cmd *logv1.Command) uint32 {
+	if cmd.GetBootstrap().GetIncarnation() == 1 {
+		return MaxLevel
+	}
+	return level.Current().Of(cmd)
+}
 
 // Ended reports whether a job state is final.
 func Ended(s apiv1.JobState) bool { return state.Ended(s) }

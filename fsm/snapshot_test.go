@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/cespare/xxhash/v2"
@@ -29,7 +30,7 @@ func walked(t testing.TB, seed int64) *walk {
 		w.entry(cmd)
 	}
 	w.do(alice, &logv1.PutBlob{Piece: &apiv1.PutBlobRequest{Sha256: hashOf([]byte("half")), Size: 4, Data: []byte("ha")}})
-	w.must(member, &logv1.AnnounceMember{Member: &apiv1.Member{Id: "m1", Name: "c1", SupportedLevel: 1}})
+	w.must(member, &logv1.AnnounceMember{Member: &apiv1.Member{Id: "m1", Name: "c1", SupportedLevel: MaxLevel}})
 	w.must(member, &logv1.Prune{JobIds: []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}})
 	return w
 }
@@ -161,9 +162,9 @@ func TestRecordedLogGivesTheRecordedState(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if *update && len(dirs) == 0 {
-		record(t, "testdata/level1")
-		dirs = []string{"testdata/level1"}
+	if newest := fmt.Sprintf("testdata/level%d", MaxLevel); *update && !slices.Contains(dirs, newest) {
+		record(t, newest)
+		dirs = append(dirs, newest)
 	}
 	if len(dirs) != int(MaxLevel) {
 		t.Fatalf("%d recordings for %d levels; to record a new level run go test ./fsm -run Recorded -update", len(dirs), MaxLevel)
