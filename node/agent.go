@@ -289,11 +289,22 @@ func (a *Agent) poke(c chan struct{}) {
 	}
 }
 
-// touch tells both loops and all readers that something on the node has changed. a.mu must be held.
+// touch tells readers and the loop that reconciles that something on the node has changed. The controllers learn of it
+// with the next Sync: readiness and reports are all that they wait for (announce). a.mu must be held.
 func (a *Agent) touch() {
+	a.show()
+	a.poke(a.work)
+}
+
+// show tells readers of output that something has changed. a.mu must be held.
+func (a *Agent) show() {
 	close(a.changed)
 	a.changed = make(chan struct{})
-	a.poke(a.work)
+}
+
+// announce is touch for what the controllers wait for: they are told at once. a.mu must be held.
+func (a *Agent) announce() {
+	a.touch()
 	a.poke(a.news)
 }
 
@@ -426,6 +437,9 @@ func (a *Agent) admit(key attemptKey, order *nodev1.DesiredAttempt) {
 	a.attempts[key] = at
 	a.save(at)
 	a.touch()
+	if len(order.GetSteps()) == 0 { // there is nothing to prepare: it is ready
+		a.announce()
+	}
 }
 
 // save writes the attempt's record. If the disk is full the attempt goes on: its steps say so when they are prepared,

@@ -61,6 +61,7 @@ func (a *Agent) beginPrepare(ctx context.Context, at *attempt, action Action) {
 		record.SignalsBefore = max(record.SignalsBefore, signal.GetOrdinal())
 	}
 	s := newStep(keyOf(action.Job, action.Fence), record, a.stepDir(order))
+	s.stages.mark(stageOrdered)
 	at.steps[s.id] = s
 	timeout := defaultPrepareTimeout
 	if ms := a.control.settings.GetPrepareTimeoutMs(); ms > 0 {
@@ -138,6 +139,7 @@ func (a *Agent) prepare(ctx context.Context, s *step) (*run.Handle, error) {
 		return nil, err
 	}
 	a.fault("recorded")
+	a.reach(s, stageRecorded)
 	environment, err := a.blob(ctx, order.GetJob().GetId(), src.environmentBlob)
 	if err != nil {
 		return nil, fmt.Errorf("fetch the environment: %w", err)
@@ -154,6 +156,7 @@ func (a *Agent) prepare(ctx context.Context, s *step) (*run.Handle, error) {
 		}
 		args = append([]string{path}, args...)
 	}
+	a.reach(s, stageFetched)
 	if len(args) == 0 {
 		return nil, &prepareError{sentence: "the step names no program to run", usersFault: true}
 	}
@@ -166,6 +169,7 @@ func (a *Agent) prepare(ctx context.Context, s *step) (*run.Handle, error) {
 		return nil, err
 	}
 	a.fault("launched")
+	a.reach(s, stageLaunched)
 	return handle, nil
 }
 

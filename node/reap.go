@@ -83,7 +83,7 @@ func (a *Agent) reportReaped(ctx context.Context, at *attempt) {
 	at.record.Reaped, at.record.ReapedTime = true, timestamppb.Now()
 	at.record.Acknowledged = !a.journal.IsWaiting(id) // the controllers may have been faster
 	a.save(at)
-	a.touch()
+	a.announce()
 }
 
 // planSweep arranges a look at finished attempts, if there may be any, and takes it if it is due. a.mu is held.

@@ -71,6 +71,8 @@ type step struct {
 	reported bool
 	report   uint64
 	settled  time.Duration
+
+	stages stages
 }
 
 // ending is an order to end a step.
@@ -188,10 +190,13 @@ func (a *Agent) observe(s *step, state *supervisorv1.StepState) (final bool) {
 	case supervisorv1.Phase_PHASE_PREPARED:
 		if s.phase == PhasePreparing {
 			s.phase = PhasePrepared
+			s.stages.mark(stagePrepared)
 		}
 	case supervisorv1.Phase_PHASE_RUNNING:
 		s.phase = PhaseRunning
+		s.stages.mark(stageStarted)
 	case supervisorv1.Phase_PHASE_ENDED, supervisorv1.Phase_PHASE_FAILED:
+		s.stages.mark(stageEnded)
 		return true
 	case supervisorv1.Phase_PHASE_ENDING, supervisorv1.Phase_PHASE_UNSPECIFIED:
 	}
@@ -199,11 +204,12 @@ func (a *Agent) observe(s *step, state *supervisorv1.StepState) (final bool) {
 	more := len(ends) > len(s.taskEnds)
 	s.taskEnds = ends
 	switch {
+	case s.phase != was && s.phase == PhasePrepared:
+		a.announce()
 	case s.phase != was:
 		a.touch()
 	case more:
-		close(a.changed) // for readers of output; the controllers learn of the step's end only
-		a.changed = make(chan struct{})
+		a.show() // the controllers learn of the step's end only
 	}
 	return false
 }
@@ -286,6 +292,7 @@ func (a *Agent) command(ctx context.Context, s *step, handle *run.Handle) {
 	}
 	if start {
 		a.fault("start")
+		a.reach(s, stageStart)
 		_, err := handle.Start(ctx, env)
 		if !a.told(s, "start", err) {
 			a.notStarted(s)
@@ -392,8 +399,7 @@ func (a *Agent) finish(ctx context.Context, s *step, state *supervisorv1.StepSta
 		s.phase = PhaseFailed
 	}
 	reported := s.reported
-	close(a.changed) // readers may have the rest of the output, though nothing is reported yet
-	a.changed = make(chan struct{})
+	a.show() // readers may have the rest of the output, though nothing is reported yet
 	a.mu.Unlock()
 	return reported || a.reportEnd(ctx, s)
 }
@@ -417,7 +423,9 @@ func (a *Agent) reportEnd(ctx context.Context, s *step) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s.reported, s.report = true, id
-	a.touch()
+	s.stages.mark(stageReported)
+	a.log.Debug("the stages of a step", "step", label(s.key, s.id), "ms", s.stages)
+	a.announce()
 	return true
 }
 

@@ -450,12 +450,16 @@ func (a *Agent) highestJob() uint32 {
 // actual describes everything on the node that is not settled. a.mu is held.
 func (a *Agent) actual() []*nodev1.ActualAttempt {
 	var all []*nodev1.ActualAttempt
+	orders := make(map[attemptKey]*nodev1.DesiredAttempt, len(a.control.desired))
+	for _, order := range a.control.desired {
+		orders[keyOf(order.GetJob().GetId(), order.GetFence())] = order
+	}
 	for key, at := range a.attempts {
 		if at.record.GetReaped() && at.record.GetAcknowledged() {
 			continue
 		}
 		actual := &nodev1.ActualAttempt{
-			JobId: key.job, Fence: at.record.GetFence(), State: at.state(), Address: a.cfg.Spec.GetTaskAddress(),
+			JobId: key.job, Fence: at.record.GetFence(), State: at.state(orders[key]), Address: a.cfg.Spec.GetTaskAddress(),
 		}
 		for _, s := range at.steps {
 			actual.Steps = append(actual.Steps, &nodev1.ActualStep{StepId: s.id, State: s.state(), Port: s.record.GetPort()})
@@ -469,8 +473,10 @@ func (a *Agent) actual() []*nodev1.ActualAttempt {
 	return all
 }
 
-// state is how far the attempt is: prepared when all its steps here are, which is at once if it has none.
-func (at *attempt) state() nodev1.WorkState {
+// state is how far the attempt is under its order, nil if none is known: prepared when all steps that the order names are
+// here and are, which is at once if it names none. Without an order nobody knows what is missing: an agent that was killed
+// may have forgotten steps.
+func (at *attempt) state(order *nodev1.DesiredAttempt) nodev1.WorkState {
 	switch {
 	case at.record.GetReaped():
 		return nodev1.WorkState_WORK_STATE_ENDED
@@ -483,6 +489,14 @@ func (at *attempt) state() nodev1.WorkState {
 		if s.phase != PhasePrepared {
 			return nodev1.WorkState_WORK_STATE_PREPARING
 		}
+	}
+	for _, want := range order.GetSteps() {
+		if at.steps[want.GetStep().GetId()] == nil {
+			return nodev1.WorkState_WORK_STATE_PREPARING
+		}
+	}
+	if order == nil {
+		return nodev1.WorkState_WORK_STATE_PREPARING
 	}
 	return nodev1.WorkState_WORK_STATE_PREPARED
 }

@@ -74,6 +74,9 @@ func (l *lines) print(format string, args ...any) {
 	fmt.Fprintf(l.w, format+"\n", args...)
 }
 
+// levelVariable is the environment variable with the level of the log where --log-level does not say it.
+const levelVariable = "MUSTER_LOG_LEVEL"
+
 // options are what the command line says.
 type options struct {
 	nodes      []declared
@@ -110,7 +113,13 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	fs.StringVar(&file, "nodes", "", "run the declared nodes of this `file`, a JSON list of objects with the keys dir, name, listen, advertise,\n"+
 		"task_address, controllers, cpus, memory, gpus, gpu_type, boot_id, features")
 	fs.StringVar(&opts.supervisor, "supervisor", "", "`path` of muster-supervisor (default: beside this program)")
-	fs.TextVar(&opts.level, "log-level", slog.LevelInfo, "`level`: debug, info, warn or error")
+	level := slog.LevelInfo
+	if word := os.Getenv(levelVariable); word != "" {
+		if err := level.UnmarshalText([]byte(word)); err != nil {
+			return nil, fmt.Errorf("%s=%s: %w; it is debug, info, warn or error", levelVariable, word, err)
+		}
+	}
+	fs.TextVar(&opts.level, "log-level", level, "`level`: debug, info, warn or error (default also from "+levelVariable+")")
 	fs.BoolVar(&opts.version, "version", false, "print the version")
 	if err := fs.Parse(args); err != nil {
 		return nil, err

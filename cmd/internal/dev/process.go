@@ -160,11 +160,12 @@ func launch(program string, args []string, logPath, dir string) (pid int, start 
 }
 
 // cleanEnvironment leaves out what belongs to the caller's job or cluster: a cluster started from within a job must not
-// look like a part of it.
+// look like a part of it. How much its processes log is the caller's business.
 func cleanEnvironment(environment []string) []string {
 	var kept []string
 	for _, entry := range environment {
-		if !strings.HasPrefix(entry, "SLURM_") && !strings.HasPrefix(entry, "MUSTER_") {
+		level := strings.HasPrefix(entry, "MUSTER_LOG_LEVEL=")
+		if level || !strings.HasPrefix(entry, "SLURM_") && !strings.HasPrefix(entry, "MUSTER_") {
 			kept = append(kept, entry)
 		}
 	}

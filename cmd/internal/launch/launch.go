@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect/v2"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	"github.com/muster-hpc/muster/proto/muster/api/v1/apiv1connect"
@@ -69,6 +70,8 @@ type Options struct {
 	Created *apiv1.Step
 	// Shares are the nodes of Created in rank order.
 	Shares []*apiv1.NodeShare
+	// Trace, if set, is told the stages of the launch.
+	Trace *Trace
 }
 
 // Outcome is how the step ended.
@@ -116,6 +119,8 @@ type attachment struct {
 	ended *time.Ticker           // runs from the moment the controllers know the end
 	looks <-chan time.Time       // of ended
 	cut   bool                   // output may be missing
+	// toldStart and toldEnd: the trace has the times of the step's record.
+	toldStart, toldEnd bool
 
 	targetsMu sync.Mutex // guards targets, which the feeder reads
 	targets   []string   // agents that take stdin
@@ -237,6 +242,7 @@ func (a *attachment) take(ctx context.Context, e event) error {
 		a.firstEnd()
 	case e.reader != nil && !e.reader.done:
 		e.reader.done, e.reader.exits = true, e.exits
+		a.options.Trace.Mark("ended on " + e.reader.share.GetNode())
 		a.printer.report(e.reader.share.GetNode(), e.exits)
 		a.firstEnd()
 	}
@@ -254,6 +260,7 @@ func (a *attachment) firstEnd() {
 // adopt takes the step's newest record: readers begin on nodes that are new, and stop on nodes that left the placement.
 func (a *attachment) adopt(ctx context.Context, step *apiv1.Step, shares []*apiv1.NodeShare) {
 	a.step = step
+	a.traceRecord(step)
 	if len(shares) == 0 {
 		return
 	}
@@ -288,6 +295,25 @@ func (a *attachment) adopt(ctx context.Context, step *apiv1.Step, shares []*apiv
 	a.targetsMu.Lock()
 	a.targets = targets
 	a.targetsMu.Unlock()
+}
+
+// traceRecord notes what the controllers' record says of the step's times.
+func (a *attachment) traceRecord(step *apiv1.Step) {
+	if a.options.Trace == nil {
+		return
+	}
+	for _, t := range []struct {
+		name string
+		at   *timestamppb.Timestamp
+		told *bool
+	}{
+		{"committed: start", step.GetStartTime(), &a.toldStart}, {"committed: end", step.GetEndTime(), &a.toldEnd},
+	} {
+		if t.at != nil && !*t.told {
+			*t.told = true
+			a.options.Trace.At(t.name, t.at.AsTime())
+		}
+	}
 }
 
 // finished tells whether every node has told the exits of its tasks.

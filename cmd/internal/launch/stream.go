@@ -90,7 +90,10 @@ func (a *attachment) readOnce(ctx context.Context, reader *nodeReader, offsets m
 		switch {
 		case len(piece.GetExits()) > 0:
 			return piece.GetExits(), true, nil
-		case piece.GetStarted(), len(piece.GetEnded()) > 0:
+		case piece.GetStarted():
+			a.options.Trace.Mark("started on " + reader.share.GetNode())
+			continue
+		case len(piece.GetEnded()) > 0:
 			continue
 		}
 		a.print(reader, piece, offsets)

@@ -30,6 +30,7 @@ func (r *run) allocate(ctx context.Context, cluster session.Cluster) int {
 		submit.Explain(r.s, "Unable to allocate resources", err)
 		return submit.CodeRefused
 	}
+	r.trace.Mark("submitted")
 	result := answer.GetResults()[0]
 	if refusal := result.GetRefusal(); refusal != nil {
 		submit.ExplainDetail(r.s, "Unable to allocate resources", refusal, r.spec)
@@ -58,7 +59,9 @@ func (q *queue) serve(ctx context.Context) int {
 		if err != nil {
 			return r.lost(err)
 		}
+		r.trace.Mark("allocated")
 		status := job.GetStatus()
+		r.trace.At("committed: submission", status.GetSubmitTime().AsTime())
 		attempt = status.GetAttempt()
 		if value.Ended(status.GetState()) && (attempt == 0 || status.GetStartTime() == nil) {
 			return q.over(job)
@@ -72,6 +75,8 @@ func (q *queue) serve(ctx context.Context) int {
 			submit.Explain(r.s, "Unable to run the job step", err)
 			return submit.CodeRefused
 		}
+		r.trace.Mark("step known")
+		r.trace.At("committed: placement", step.GetStep().GetCreateTime().AsTime())
 		outcome, err := r.follow(ctx, q.cluster, step.GetStep(), step.GetShares(), true)
 		if err != nil {
 			return r.lost(err)

@@ -33,6 +33,7 @@ type run struct {
 	heard   <-chan os.Signal // nil hears nothing
 
 	job     uint32 // the enclosing job; 0 outside
+	trace   *launch.Trace
 	attempt uint32 // the attempt in which srun runs; 0 if it does not run in that job
 }
 
@@ -54,10 +55,13 @@ func Run(ctx context.Context, s *session.Session) int {
 		s.Version()
 		return 0
 	}
+	trace := launch.NewTrace(s.Get(launch.TraceVariable), s.Now())
+	defer func() { trace.Mark("exit"); trace.Print(s.Stderr, s.Program) }()
 	r, err := prepare(s, table, line, words)
 	if err != nil {
 		return fail(s, err)
 	}
+	r.trace = trace
 	signal.Ignore(syscall.SIGPIPE) // a reader that left is an error of Write, not the end of this process
 	if s.Signals != nil {
 		heard, silence := s.Signals(signalsHeard...)
@@ -69,6 +73,7 @@ func Run(ctx context.Context, s *session.Session) int {
 		s.Errorf("Unable to allocate resources: Unable to contact the cluster\n%s", s.Sentence(err))
 		return submit.CodeRefused
 	}
+	trace.Mark("vouched")
 	if name := r.options.Text("clusters"); name != "" && !session.NamesCluster(name, cluster.ClusterName()) {
 		s.Errorf("'%s' can't be reached now, or it is an invalid entry for --cluster.\nThis is cluster %s; there is no other here.", name, cluster.ClusterName())
 		return submit.CodeRefused
@@ -196,6 +201,7 @@ func (r *run) step(ctx context.Context, cluster session.Cluster) int {
 		submit.Explain(r.s, fmt.Sprintf("Unable to create step for job %d", r.job), err)
 		return submit.CodeRefused
 	}
+	r.trace.Mark("step created")
 	step := answer.GetStep()
 	if r.options.Has("verbose") {
 		r.s.Line("step %d.%d on %s, %d tasks", r.job, step.GetId(), step.GetNodeList(), step.GetNumTasks())
@@ -223,7 +229,7 @@ func (r *run) follow(ctx context.Context, cluster session.Cluster, step *apiv1.S
 		Program: r.s.Program, Job: step.GetJobId(), Attempt: step.GetAttempt(), Step: step.GetId(),
 		Label: r.options.Has("label"), Stdout: r.s.Stdout, Stderr: r.s.Stderr, StdinRank: r.streams.stdinRank,
 		NoStdout: r.streams.noStdout, NoStderr: r.streams.noStderr, OnlyStdout: r.streams.onlyStdout, OnlyStderr: r.streams.onlyStderr,
-		Created: step, Shares: shares,
+		Created: step, Shares: shares, Trace: r.trace,
 	}
 	if r.streams.stdin {
 		options.Stdin = r.s.Stdin
