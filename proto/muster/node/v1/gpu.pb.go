@@ -480,7 +480,7 @@ func (x *GpuUnknown) GetSentence() string {
 // GpuInventory is what accelerators there are.
 type GpuInventory struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Set if the inventory could not be read; the rest is then empty.
+	// Set if the inventory could not be read; of the rest only pci_gpus and mock are then there.
 	Unknown *GpuUnknown `protobuf:"bytes,1,opt,name=unknown,proto3" json:"unknown,omitempty"`
 	// Version of the kernel's driver.
 	DriverVersion string `protobuf:"bytes,2,opt,name=driver_version,json=driverVersion,proto3" json:"driver_version,omitempty"`
@@ -623,7 +623,8 @@ type GpuDevice struct {
 	Mig *GpuMig `protobuf:"bytes,16,opt,name=mig,proto3" json:"mig,omitempty"`
 	// The driver lists the GPU and cannot talk to it, or (filled in by the agent) no longer lists it.
 	Lost bool `protobuf:"varint,17,opt,name=lost,proto3" json:"lost,omitempty"`
-	// What could not be read, a sentence; set if lost.
+	// Why the GPU could not be described, a sentence; then only its index and what was read before are there. Without lost it says
+	// nothing about the GPU.
 	Fault string `protobuf:"bytes,18,opt,name=fault,proto3" json:"fault,omitempty"`
 	// Number on the node, from 0: the device's bit in masks. Filled in by the agent, which keeps it for as long as
 	// the device exists; unset for GPUs in MIG mode, which cannot be allocated.
