@@ -4807,7 +4807,9 @@ type GetStepRequest struct {
 	// How fresh.
 	Read *ReadOptions `protobuf:"bytes,4,opt,name=read,proto3" json:"read,omitempty"`
 	// Wait at most this long until its end is known (0: answer at once).
-	WaitEndMs     uint32 `protobuf:"varint,5,opt,name=wait_end_ms,json=waitEndMs,proto3" json:"wait_end_ms,omitempty"`
+	WaitEndMs uint32 `protobuf:"varint,5,opt,name=wait_end_ms,json=waitEndMs,proto3" json:"wait_end_ms,omitempty"`
+	// Wait at most this long until there is such a step (0: answer at once). NOT_FOUND after that, or when the job has ended.
+	WaitBeginMs   uint32 `protobuf:"varint,6,opt,name=wait_begin_ms,json=waitBeginMs,proto3" json:"wait_begin_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4873,6 +4875,13 @@ func (x *GetStepRequest) GetRead() *ReadOptions {
 func (x *GetStepRequest) GetWaitEndMs() uint32 {
 	if x != nil {
 		return x.WaitEndMs
+	}
+	return 0
+}
+
+func (x *GetStepRequest) GetWaitBeginMs() uint32 {
+	if x != nil {
+		return x.WaitBeginMs
 	}
 	return 0
 }
@@ -5371,13 +5380,14 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\x12CreateStepResponse\x12'\n" +
 	"\x04step\x18\x01 \x01(\v2\x13.muster.api.v1.StepR\x04step\x120\n" +
 	"\x06shares\x18\x02 \x03(\v2\x18.muster.api.v1.NodeShareR\x06shares\x123\n" +
-	"\brevision\x18\x03 \x01(\v2\x17.muster.api.v1.RevisionR\brevision\"\xaa\x01\n" +
+	"\brevision\x18\x03 \x01(\v2\x17.muster.api.v1.RevisionR\brevision\"\xce\x01\n" +
 	"\x0eGetStepRequest\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x17\n" +
 	"\astep_id\x18\x02 \x01(\rR\x06stepId\x12\x18\n" +
 	"\aattempt\x18\x03 \x01(\rR\aattempt\x12.\n" +
 	"\x04read\x18\x04 \x01(\v2\x1a.muster.api.v1.ReadOptionsR\x04read\x12\x1e\n" +
-	"\vwait_end_ms\x18\x05 \x01(\rR\twaitEndMs\"\x99\x01\n" +
+	"\vwait_end_ms\x18\x05 \x01(\rR\twaitEndMs\x12\"\n" +
+	"\rwait_begin_ms\x18\x06 \x01(\rR\vwaitBeginMs\"\x99\x01\n" +
 	"\x0fGetStepResponse\x12'\n" +
 	"\x04step\x18\x01 \x01(\v2\x13.muster.api.v1.StepR\x04step\x120\n" +
 	"\x06shares\x18\x02 \x03(\v2\x18.muster.api.v1.NodeShareR\x06shares\x12+\n" +
