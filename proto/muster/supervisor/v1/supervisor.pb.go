@@ -124,7 +124,19 @@ type StepPlan struct {
 	// First lease deadline on the boot-time clock in nanoseconds; 0 means none yet.
 	DeadlineBootNs int64 `protobuf:"varint,14,opt,name=deadline_boot_ns,json=deadlineBootNs,proto3" json:"deadline_boot_ns,omitempty"`
 	// Boot id for which the deadline holds.
-	BootId        string `protobuf:"bytes,15,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	BootId string `protobuf:"bytes,15,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	// Where its processes are confined and counted; unset: nowhere.
+	ControlGroups *ControlGroups `protobuf:"bytes,16,opt,name=control_groups,json=controlGroups,proto3" json:"control_groups,omitempty"`
+	// Directory that its tasks see as /tmp; the agent made it. Empty: the node's. Needs root.
+	PrivateTmp string `protobuf:"bytes,17,opt,name=private_tmp,json=privateTmp,proto3" json:"private_tmp,omitempty"`
+	// Directory that its tasks see as /dev/shm; as above.
+	PrivateShm string `protobuf:"bytes,18,opt,name=private_shm,json=privateShm,proto3" json:"private_shm,omitempty"`
+	// Soft limits of the tasks; others are the supervisor's own.
+	ResourceLimits []*ResourceLimit `protobuf:"bytes,19,rep,name=resource_limits,json=resourceLimits,proto3" json:"resource_limits,omitempty"`
+	// Nice value of the tasks; unset: the supervisor's own.
+	Nice *int32 `protobuf:"zigzag32,20,opt,name=nice,proto3,oneof" json:"nice,omitempty"`
+	// The node's name, for sentences.
+	Node          string `protobuf:"bytes,21,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -264,6 +276,359 @@ func (x *StepPlan) GetBootId() string {
 	return ""
 }
 
+func (x *StepPlan) GetControlGroups() *ControlGroups {
+	if x != nil {
+		return x.ControlGroups
+	}
+	return nil
+}
+
+func (x *StepPlan) GetPrivateTmp() string {
+	if x != nil {
+		return x.PrivateTmp
+	}
+	return ""
+}
+
+func (x *StepPlan) GetPrivateShm() string {
+	if x != nil {
+		return x.PrivateShm
+	}
+	return ""
+}
+
+func (x *StepPlan) GetResourceLimits() []*ResourceLimit {
+	if x != nil {
+		return x.ResourceLimits
+	}
+	return nil
+}
+
+func (x *StepPlan) GetNice() int32 {
+	if x != nil && x.Nice != nil {
+		return *x.Nice
+	}
+	return 0
+}
+
+func (x *StepPlan) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+// ControlGroups says where the groups of a step are, and their limits. The supervisor makes the step's group and those
+// of its tasks and removes them; it makes the job's, which the agent removes.
+type ControlGroups struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Version of the kernel's interface: 1 or 2.
+	Version uint32 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	// The node's groups, one for each controller (version 2: one, named "unified").
+	Roots []*ControlRoot `protobuf:"bytes,2,rep,name=roots,proto3" json:"roots,omitempty"`
+	// Job, attempt and step, which name the groups.
+	JobId uint32 `protobuf:"varint,3,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	// Attempt.
+	Attempt uint32 `protobuf:"varint,4,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Step.
+	StepId uint32 `protobuf:"varint,5,opt,name=step_id,json=stepId,proto3" json:"step_id,omitempty"`
+	// Limits of the job's group.
+	Job *GroupLimits `protobuf:"bytes,6,opt,name=job,proto3" json:"job,omitempty"`
+	// Limits of the step's group.
+	Step          *GroupLimits `protobuf:"bytes,7,opt,name=step,proto3" json:"step,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ControlGroups) Reset() {
+	*x = ControlGroups{}
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ControlGroups) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ControlGroups) ProtoMessage() {}
+
+func (x *ControlGroups) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ControlGroups.ProtoReflect.Descriptor instead.
+func (*ControlGroups) Descriptor() ([]byte, []int) {
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ControlGroups) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *ControlGroups) GetRoots() []*ControlRoot {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
+func (x *ControlGroups) GetJobId() uint32 {
+	if x != nil {
+		return x.JobId
+	}
+	return 0
+}
+
+func (x *ControlGroups) GetAttempt() uint32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *ControlGroups) GetStepId() uint32 {
+	if x != nil {
+		return x.StepId
+	}
+	return 0
+}
+
+func (x *ControlGroups) GetJob() *GroupLimits {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
+func (x *ControlGroups) GetStep() *GroupLimits {
+	if x != nil {
+		return x.Step
+	}
+	return nil
+}
+
+// ControlRoot is the node's group in one hierarchy.
+type ControlRoot struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Controller.
+	Controller string `protobuf:"bytes,1,opt,name=controller,proto3" json:"controller,omitempty"`
+	// Absolute directory.
+	Path          string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ControlRoot) Reset() {
+	*x = ControlRoot{}
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ControlRoot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ControlRoot) ProtoMessage() {}
+
+func (x *ControlRoot) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ControlRoot.ProtoReflect.Descriptor instead.
+func (*ControlRoot) Descriptor() ([]byte, []int) {
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ControlRoot) GetController() string {
+	if x != nil {
+		return x.Controller
+	}
+	return ""
+}
+
+func (x *ControlRoot) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+// GroupLimits are limits of one group; 0 and empty mean none.
+type GroupLimits struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// CPUs its processes may run on.
+	CpuMask []uint64 `protobuf:"varint,1,rep,packed,name=cpu_mask,json=cpuMask,proto3" json:"cpu_mask,omitempty"`
+	// Weight when CPUs are short; 1024 for each CPU.
+	CpuShares uint64 `protobuf:"varint,2,opt,name=cpu_shares,json=cpuShares,proto3" json:"cpu_shares,omitempty"`
+	// Memory in MiB.
+	MemoryMb uint64 `protobuf:"varint,3,opt,name=memory_mb,json=memoryMb,proto3" json:"memory_mb,omitempty"`
+	// Swap in MiB; with a limit of memory 0 means none.
+	SwapMb uint64 `protobuf:"varint,4,opt,name=swap_mb,json=swapMb,proto3" json:"swap_mb,omitempty"`
+	// Processes and threads.
+	Pids uint64 `protobuf:"varint,5,opt,name=pids,proto3" json:"pids,omitempty"`
+	// Devices that its processes may not use, of all ("c 195:0", "b 8:*"): the accelerators of others.
+	DeniedDevices []string `protobuf:"bytes,6,rep,name=denied_devices,json=deniedDevices,proto3" json:"denied_devices,omitempty"`
+	// If there are any: its processes may use these devices only; denied_devices is ignored.
+	AllowedDevices []string `protobuf:"bytes,7,rep,name=allowed_devices,json=allowedDevices,proto3" json:"allowed_devices,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *GroupLimits) Reset() {
+	*x = GroupLimits{}
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupLimits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupLimits) ProtoMessage() {}
+
+func (x *GroupLimits) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupLimits.ProtoReflect.Descriptor instead.
+func (*GroupLimits) Descriptor() ([]byte, []int) {
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *GroupLimits) GetCpuMask() []uint64 {
+	if x != nil {
+		return x.CpuMask
+	}
+	return nil
+}
+
+func (x *GroupLimits) GetCpuShares() uint64 {
+	if x != nil {
+		return x.CpuShares
+	}
+	return 0
+}
+
+func (x *GroupLimits) GetMemoryMb() uint64 {
+	if x != nil {
+		return x.MemoryMb
+	}
+	return 0
+}
+
+func (x *GroupLimits) GetSwapMb() uint64 {
+	if x != nil {
+		return x.SwapMb
+	}
+	return 0
+}
+
+func (x *GroupLimits) GetPids() uint64 {
+	if x != nil {
+		return x.Pids
+	}
+	return 0
+}
+
+func (x *GroupLimits) GetDeniedDevices() []string {
+	if x != nil {
+		return x.DeniedDevices
+	}
+	return nil
+}
+
+func (x *GroupLimits) GetAllowedDevices() []string {
+	if x != nil {
+		return x.AllowedDevices
+	}
+	return nil
+}
+
+// ResourceLimit is a soft limit of a process.
+type ResourceLimit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the resource (RLIMIT_NOFILE is 7).
+	Resource uint32 `protobuf:"varint,1,opt,name=resource,proto3" json:"resource,omitempty"`
+	// Limit; 18446744073709551615 means none. What exceeds the hard limit is cut to it.
+	Soft          uint64 `protobuf:"varint,2,opt,name=soft,proto3" json:"soft,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResourceLimit) Reset() {
+	*x = ResourceLimit{}
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResourceLimit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResourceLimit) ProtoMessage() {}
+
+func (x *ResourceLimit) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResourceLimit.ProtoReflect.Descriptor instead.
+func (*ResourceLimit) Descriptor() ([]byte, []int) {
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ResourceLimit) GetResource() uint32 {
+	if x != nil {
+		return x.Resource
+	}
+	return 0
+}
+
+func (x *ResourceLimit) GetSoft() uint64 {
+	if x != nil {
+		return x.Soft
+	}
+	return 0
+}
+
 // TaskPlan is one task.
 type TaskPlan struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -289,7 +654,7 @@ type TaskPlan struct {
 
 func (x *TaskPlan) Reset() {
 	*x = TaskPlan{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[1]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -301,7 +666,7 @@ func (x *TaskPlan) String() string {
 func (*TaskPlan) ProtoMessage() {}
 
 func (x *TaskPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[1]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -314,7 +679,7 @@ func (x *TaskPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskPlan.ProtoReflect.Descriptor instead.
 func (*TaskPlan) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{1}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *TaskPlan) GetRank() uint32 {
@@ -383,14 +748,16 @@ type TaskState struct {
 	// It ended; exit says how.
 	Ended bool `protobuf:"varint,3,opt,name=ended,proto3" json:"ended,omitempty"`
 	// How it ended.
-	Exit          *v1.TaskExit `protobuf:"bytes,4,opt,name=exit,proto3" json:"exit,omitempty"`
+	Exit *v1.TaskExit `protobuf:"bytes,4,opt,name=exit,proto3" json:"exit,omitempty"`
+	// What it used until it ended; unset while it runs, and where no group counts it.
+	Usage         *TaskUsage `protobuf:"bytes,5,opt,name=usage,proto3" json:"usage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TaskState) Reset() {
 	*x = TaskState{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[2]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -402,7 +769,7 @@ func (x *TaskState) String() string {
 func (*TaskState) ProtoMessage() {}
 
 func (x *TaskState) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[2]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -415,7 +782,7 @@ func (x *TaskState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskState.ProtoReflect.Descriptor instead.
 func (*TaskState) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{2}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *TaskState) GetRank() uint32 {
@@ -446,6 +813,159 @@ func (x *TaskState) GetExit() *v1.TaskExit {
 	return nil
 }
 
+func (x *TaskState) GetUsage() *TaskUsage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+// TaskUsage is what the processes of a task used, as its control group counted.
+type TaskUsage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// CPU time in user mode in nanoseconds.
+	UserNs uint64 `protobuf:"varint,1,opt,name=user_ns,json=userNs,proto3" json:"user_ns,omitempty"`
+	// CPU time in the kernel in nanoseconds.
+	SystemNs uint64 `protobuf:"varint,2,opt,name=system_ns,json=systemNs,proto3" json:"system_ns,omitempty"`
+	// Most memory at a time in bytes, files that it read included; 0 if the kernel does not tell.
+	PeakBytes uint64 `protobuf:"varint,3,opt,name=peak_bytes,json=peakBytes,proto3" json:"peak_bytes,omitempty"`
+	// Processes of it that were killed for memory.
+	MemoryKills   uint64 `protobuf:"varint,4,opt,name=memory_kills,json=memoryKills,proto3" json:"memory_kills,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TaskUsage) Reset() {
+	*x = TaskUsage{}
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaskUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaskUsage) ProtoMessage() {}
+
+func (x *TaskUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaskUsage.ProtoReflect.Descriptor instead.
+func (*TaskUsage) Descriptor() ([]byte, []int) {
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *TaskUsage) GetUserNs() uint64 {
+	if x != nil {
+		return x.UserNs
+	}
+	return 0
+}
+
+func (x *TaskUsage) GetSystemNs() uint64 {
+	if x != nil {
+		return x.SystemNs
+	}
+	return 0
+}
+
+func (x *TaskUsage) GetPeakBytes() uint64 {
+	if x != nil {
+		return x.PeakBytes
+	}
+	return 0
+}
+
+func (x *TaskUsage) GetMemoryKills() uint64 {
+	if x != nil {
+		return x.MemoryKills
+	}
+	return 0
+}
+
+// StuckProcess is a process that does not end though it was sent KILL.
+type StuckProcess struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Process id.
+	Pid uint32 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
+	// Program, as the kernel shortens it.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// The kernel's letter: D is uninterruptible sleep.
+	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
+	// Kernel function in which it waits; empty if the kernel does not tell.
+	WaitsIn       string `protobuf:"bytes,4,opt,name=waits_in,json=waitsIn,proto3" json:"waits_in,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StuckProcess) Reset() {
+	*x = StuckProcess{}
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StuckProcess) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StuckProcess) ProtoMessage() {}
+
+func (x *StuckProcess) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StuckProcess.ProtoReflect.Descriptor instead.
+func (*StuckProcess) Descriptor() ([]byte, []int) {
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *StuckProcess) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *StuckProcess) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *StuckProcess) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *StuckProcess) GetWaitsIn() string {
+	if x != nil {
+		return x.WaitsIn
+	}
+	return ""
+}
+
 // StepState is the supervisor's whole state. It is also written to "result" in the step's directory, with fsync, when
 // the phase is ENDED, so that it outlives the supervisor.
 type StepState struct {
@@ -471,14 +991,19 @@ type StepState struct {
 	// Boot-time clock at exec in nanoseconds; 0 before.
 	StartBootNs int64 `protobuf:"varint,10,opt,name=start_boot_ns,json=startBootNs,proto3" json:"start_boot_ns,omitempty"`
 	// Bytes of stdin taken so far.
-	InputOffset   uint64 `protobuf:"varint,11,opt,name=input_offset,json=inputOffset,proto3" json:"input_offset,omitempty"`
+	InputOffset uint64 `protobuf:"varint,11,opt,name=input_offset,json=inputOffset,proto3" json:"input_offset,omitempty"`
+	// Processes that outlive the step because nothing ends them; the phase may be ENDED all the same. What they hold (the
+	// step's devices) must not be given to others until they are gone: run.Haunted asks.
+	Stuck []*StuckProcess `protobuf:"bytes,12,rep,name=stuck,proto3" json:"stuck,omitempty"`
+	// Limits of the plan that this machine does not offer, a sentence each.
+	Limitations   []string `protobuf:"bytes,13,rep,name=limitations,proto3" json:"limitations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StepState) Reset() {
 	*x = StepState{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[3]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -490,7 +1015,7 @@ func (x *StepState) String() string {
 func (*StepState) ProtoMessage() {}
 
 func (x *StepState) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[3]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -503,7 +1028,7 @@ func (x *StepState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepState.ProtoReflect.Descriptor instead.
 func (*StepState) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{3}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StepState) GetVersion() uint32 {
@@ -583,6 +1108,20 @@ func (x *StepState) GetInputOffset() uint64 {
 	return 0
 }
 
+func (x *StepState) GetStuck() []*StuckProcess {
+	if x != nil {
+		return x.Stuck
+	}
+	return nil
+}
+
+func (x *StepState) GetLimitations() []string {
+	if x != nil {
+		return x.Limitations
+	}
+	return nil
+}
+
 // Request is what the agent sends.
 type Request struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -607,7 +1146,7 @@ type Request struct {
 
 func (x *Request) Reset() {
 	*x = Request{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[4]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -619,7 +1158,7 @@ func (x *Request) String() string {
 func (*Request) ProtoMessage() {}
 
 func (x *Request) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[4]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -632,7 +1171,7 @@ func (x *Request) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Request.ProtoReflect.Descriptor instead.
 func (*Request) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{4}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Request) GetId() uint64 {
@@ -790,7 +1329,7 @@ type Watch struct {
 
 func (x *Watch) Reset() {
 	*x = Watch{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[5]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -802,7 +1341,7 @@ func (x *Watch) String() string {
 func (*Watch) ProtoMessage() {}
 
 func (x *Watch) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[5]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -815,7 +1354,7 @@ func (x *Watch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Watch.ProtoReflect.Descriptor instead.
 func (*Watch) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{5}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{11}
 }
 
 // Start executes the tasks.
@@ -829,7 +1368,7 @@ type Start struct {
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[6]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -841,7 +1380,7 @@ func (x *Start) String() string {
 func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[6]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -854,7 +1393,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{6}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Start) GetEnv() []string {
@@ -875,7 +1414,7 @@ type Extend struct {
 
 func (x *Extend) Reset() {
 	*x = Extend{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[7]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -887,7 +1426,7 @@ func (x *Extend) String() string {
 func (*Extend) ProtoMessage() {}
 
 func (x *Extend) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[7]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -900,7 +1439,7 @@ func (x *Extend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extend.ProtoReflect.Descriptor instead.
 func (*Extend) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{7}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Extend) GetDeadlineBootNs() int64 {
@@ -925,7 +1464,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[8]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -937,7 +1476,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[8]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -950,7 +1489,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{8}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Signal) GetOrdinal() uint32 {
@@ -987,7 +1526,7 @@ type Terminate struct {
 
 func (x *Terminate) Reset() {
 	*x = Terminate{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[9]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -999,7 +1538,7 @@ func (x *Terminate) String() string {
 func (*Terminate) ProtoMessage() {}
 
 func (x *Terminate) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[9]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1012,7 +1551,7 @@ func (x *Terminate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terminate.ProtoReflect.Descriptor instead.
 func (*Terminate) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{9}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Terminate) GetGraceMs() uint32 {
@@ -1044,7 +1583,7 @@ type Input struct {
 
 func (x *Input) Reset() {
 	*x = Input{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[10]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1056,7 +1595,7 @@ func (x *Input) String() string {
 func (*Input) ProtoMessage() {}
 
 func (x *Input) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[10]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1069,7 +1608,7 @@ func (x *Input) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Input.ProtoReflect.Descriptor instead.
 func (*Input) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{10}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Input) GetOffset() uint64 {
@@ -1102,7 +1641,7 @@ type Dismiss struct {
 
 func (x *Dismiss) Reset() {
 	*x = Dismiss{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[11]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1114,7 +1653,7 @@ func (x *Dismiss) String() string {
 func (*Dismiss) ProtoMessage() {}
 
 func (x *Dismiss) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[11]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1127,7 +1666,7 @@ func (x *Dismiss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dismiss.ProtoReflect.Descriptor instead.
 func (*Dismiss) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{11}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{17}
 }
 
 // Limit replaces the time limit.
@@ -1141,7 +1680,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[12]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1153,7 +1692,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[12]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1166,7 +1705,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{12}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Limit) GetTimeLimitMs() uint64 {
@@ -1191,7 +1730,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[13]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1203,7 +1742,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[13]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1216,7 +1755,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{13}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Event) GetId() uint64 {
@@ -1244,7 +1783,7 @@ var File_muster_supervisor_v1_supervisor_proto protoreflect.FileDescriptor
 
 const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\n" +
-	"%muster/supervisor/v1/supervisor.proto\x12\x14muster.supervisor.v1\x1a\x17muster/api/v1/job.proto\"\xcc\x03\n" +
+	"%muster/supervisor/v1/supervisor.proto\x12\x14muster.supervisor.v1\x1a\x17muster/api/v1/job.proto\"\xde\x05\n" +
 	"\bStepPlan\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
 	"\x05label\x18\x02 \x01(\tR\x05label\x124\n" +
@@ -1261,7 +1800,41 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\x10kill_on_bad_exit\x18\f \x01(\bR\rkillOnBadExit\x12\x16\n" +
 	"\x06cookie\x18\r \x01(\tR\x06cookie\x12(\n" +
 	"\x10deadline_boot_ns\x18\x0e \x01(\x03R\x0edeadlineBootNs\x12\x17\n" +
-	"\aboot_id\x18\x0f \x01(\tR\x06bootId\"\xd8\x01\n" +
+	"\aboot_id\x18\x0f \x01(\tR\x06bootId\x12J\n" +
+	"\x0econtrol_groups\x18\x10 \x01(\v2#.muster.supervisor.v1.ControlGroupsR\rcontrolGroups\x12\x1f\n" +
+	"\vprivate_tmp\x18\x11 \x01(\tR\n" +
+	"privateTmp\x12\x1f\n" +
+	"\vprivate_shm\x18\x12 \x01(\tR\n" +
+	"privateShm\x12L\n" +
+	"\x0fresource_limits\x18\x13 \x03(\v2#.muster.supervisor.v1.ResourceLimitR\x0eresourceLimits\x12\x17\n" +
+	"\x04nice\x18\x14 \x01(\x11H\x00R\x04nice\x88\x01\x01\x12\x12\n" +
+	"\x04node\x18\x15 \x01(\tR\x04nodeB\a\n" +
+	"\x05_nice\"\x98\x02\n" +
+	"\rControlGroups\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\rR\aversion\x127\n" +
+	"\x05roots\x18\x02 \x03(\v2!.muster.supervisor.v1.ControlRootR\x05roots\x12\x15\n" +
+	"\x06job_id\x18\x03 \x01(\rR\x05jobId\x12\x18\n" +
+	"\aattempt\x18\x04 \x01(\rR\aattempt\x12\x17\n" +
+	"\astep_id\x18\x05 \x01(\rR\x06stepId\x123\n" +
+	"\x03job\x18\x06 \x01(\v2!.muster.supervisor.v1.GroupLimitsR\x03job\x125\n" +
+	"\x04step\x18\a \x01(\v2!.muster.supervisor.v1.GroupLimitsR\x04step\"A\n" +
+	"\vControlRoot\x12\x1e\n" +
+	"\n" +
+	"controller\x18\x01 \x01(\tR\n" +
+	"controller\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\"\xe1\x01\n" +
+	"\vGroupLimits\x12\x19\n" +
+	"\bcpu_mask\x18\x01 \x03(\x04R\acpuMask\x12\x1d\n" +
+	"\n" +
+	"cpu_shares\x18\x02 \x01(\x04R\tcpuShares\x12\x1b\n" +
+	"\tmemory_mb\x18\x03 \x01(\x04R\bmemoryMb\x12\x17\n" +
+	"\aswap_mb\x18\x04 \x01(\x04R\x06swapMb\x12\x12\n" +
+	"\x04pids\x18\x05 \x01(\x04R\x04pids\x12%\n" +
+	"\x0edenied_devices\x18\x06 \x03(\tR\rdeniedDevices\x12'\n" +
+	"\x0fallowed_devices\x18\a \x03(\tR\x0eallowedDevices\"?\n" +
+	"\rResourceLimit\x12\x1a\n" +
+	"\bresource\x18\x01 \x01(\rR\bresource\x12\x12\n" +
+	"\x04soft\x18\x02 \x01(\x04R\x04soft\"\xd8\x01\n" +
 	"\bTaskPlan\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04args\x18\x02 \x03(\tR\x04args\x12\x10\n" +
@@ -1273,12 +1846,24 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\vstderr_path\x18\x06 \x01(\tR\n" +
 	"stderrPath\x12\x16\n" +
 	"\x06append\x18\a \x01(\bR\x06append\x12\x19\n" +
-	"\bcpu_mask\x18\b \x03(\x04R\acpuMask\"t\n" +
+	"\bcpu_mask\x18\b \x03(\x04R\acpuMask\"\xab\x01\n" +
 	"\tTaskState\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x14\n" +
 	"\x05ended\x18\x03 \x01(\bR\x05ended\x12+\n" +
-	"\x04exit\x18\x04 \x01(\v2\x17.muster.api.v1.TaskExitR\x04exit\"\x8d\x03\n" +
+	"\x04exit\x18\x04 \x01(\v2\x17.muster.api.v1.TaskExitR\x04exit\x125\n" +
+	"\x05usage\x18\x05 \x01(\v2\x1f.muster.supervisor.v1.TaskUsageR\x05usage\"\x83\x01\n" +
+	"\tTaskUsage\x12\x17\n" +
+	"\auser_ns\x18\x01 \x01(\x04R\x06userNs\x12\x1b\n" +
+	"\tsystem_ns\x18\x02 \x01(\x04R\bsystemNs\x12\x1d\n" +
+	"\n" +
+	"peak_bytes\x18\x03 \x01(\x04R\tpeakBytes\x12!\n" +
+	"\fmemory_kills\x18\x04 \x01(\x04R\vmemoryKills\"e\n" +
+	"\fStuckProcess\x12\x10\n" +
+	"\x03pid\x18\x01 \x01(\rR\x03pid\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12\x19\n" +
+	"\bwaits_in\x18\x04 \x01(\tR\awaitsIn\"\xe9\x03\n" +
 	"\tStepState\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x121\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1b.muster.supervisor.v1.PhaseR\x05phase\x125\n" +
@@ -1293,7 +1878,9 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\x11signals_delivered\x18\t \x01(\rR\x10signalsDelivered\x12\"\n" +
 	"\rstart_boot_ns\x18\n" +
 	" \x01(\x03R\vstartBootNs\x12!\n" +
-	"\finput_offset\x18\v \x01(\x04R\vinputOffset\"\xe1\x03\n" +
+	"\finput_offset\x18\v \x01(\x04R\vinputOffset\x128\n" +
+	"\x05stuck\x18\f \x03(\v2\".muster.supervisor.v1.StuckProcessR\x05stuck\x12 \n" +
+	"\vlimitations\x18\r \x03(\tR\vlimitations\"\xe1\x03\n" +
 	"\aRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x123\n" +
 	"\x05watch\x18\x02 \x01(\v2\x1b.muster.supervisor.v1.WatchH\x00R\x05watch\x123\n" +
@@ -1349,44 +1936,57 @@ func file_muster_supervisor_v1_supervisor_proto_rawDescGZIP() []byte {
 }
 
 var file_muster_supervisor_v1_supervisor_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_muster_supervisor_v1_supervisor_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_muster_supervisor_v1_supervisor_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_muster_supervisor_v1_supervisor_proto_goTypes = []any{
-	(Phase)(0),          // 0: muster.supervisor.v1.Phase
-	(*StepPlan)(nil),    // 1: muster.supervisor.v1.StepPlan
-	(*TaskPlan)(nil),    // 2: muster.supervisor.v1.TaskPlan
-	(*TaskState)(nil),   // 3: muster.supervisor.v1.TaskState
-	(*StepState)(nil),   // 4: muster.supervisor.v1.StepState
-	(*Request)(nil),     // 5: muster.supervisor.v1.Request
-	(*Watch)(nil),       // 6: muster.supervisor.v1.Watch
-	(*Start)(nil),       // 7: muster.supervisor.v1.Start
-	(*Extend)(nil),      // 8: muster.supervisor.v1.Extend
-	(*Signal)(nil),      // 9: muster.supervisor.v1.Signal
-	(*Terminate)(nil),   // 10: muster.supervisor.v1.Terminate
-	(*Input)(nil),       // 11: muster.supervisor.v1.Input
-	(*Dismiss)(nil),     // 12: muster.supervisor.v1.Dismiss
-	(*Limit)(nil),       // 13: muster.supervisor.v1.Limit
-	(*Event)(nil),       // 14: muster.supervisor.v1.Event
-	(*v1.TaskExit)(nil), // 15: muster.api.v1.TaskExit
+	(Phase)(0),            // 0: muster.supervisor.v1.Phase
+	(*StepPlan)(nil),      // 1: muster.supervisor.v1.StepPlan
+	(*ControlGroups)(nil), // 2: muster.supervisor.v1.ControlGroups
+	(*ControlRoot)(nil),   // 3: muster.supervisor.v1.ControlRoot
+	(*GroupLimits)(nil),   // 4: muster.supervisor.v1.GroupLimits
+	(*ResourceLimit)(nil), // 5: muster.supervisor.v1.ResourceLimit
+	(*TaskPlan)(nil),      // 6: muster.supervisor.v1.TaskPlan
+	(*TaskState)(nil),     // 7: muster.supervisor.v1.TaskState
+	(*TaskUsage)(nil),     // 8: muster.supervisor.v1.TaskUsage
+	(*StuckProcess)(nil),  // 9: muster.supervisor.v1.StuckProcess
+	(*StepState)(nil),     // 10: muster.supervisor.v1.StepState
+	(*Request)(nil),       // 11: muster.supervisor.v1.Request
+	(*Watch)(nil),         // 12: muster.supervisor.v1.Watch
+	(*Start)(nil),         // 13: muster.supervisor.v1.Start
+	(*Extend)(nil),        // 14: muster.supervisor.v1.Extend
+	(*Signal)(nil),        // 15: muster.supervisor.v1.Signal
+	(*Terminate)(nil),     // 16: muster.supervisor.v1.Terminate
+	(*Input)(nil),         // 17: muster.supervisor.v1.Input
+	(*Dismiss)(nil),       // 18: muster.supervisor.v1.Dismiss
+	(*Limit)(nil),         // 19: muster.supervisor.v1.Limit
+	(*Event)(nil),         // 20: muster.supervisor.v1.Event
+	(*v1.TaskExit)(nil),   // 21: muster.api.v1.TaskExit
 }
 var file_muster_supervisor_v1_supervisor_proto_depIdxs = []int32{
-	2,  // 0: muster.supervisor.v1.StepPlan.tasks:type_name -> muster.supervisor.v1.TaskPlan
-	15, // 1: muster.supervisor.v1.TaskState.exit:type_name -> muster.api.v1.TaskExit
-	0,  // 2: muster.supervisor.v1.StepState.phase:type_name -> muster.supervisor.v1.Phase
-	3,  // 3: muster.supervisor.v1.StepState.tasks:type_name -> muster.supervisor.v1.TaskState
-	6,  // 4: muster.supervisor.v1.Request.watch:type_name -> muster.supervisor.v1.Watch
-	7,  // 5: muster.supervisor.v1.Request.start:type_name -> muster.supervisor.v1.Start
-	8,  // 6: muster.supervisor.v1.Request.extend:type_name -> muster.supervisor.v1.Extend
-	9,  // 7: muster.supervisor.v1.Request.signal:type_name -> muster.supervisor.v1.Signal
-	10, // 8: muster.supervisor.v1.Request.terminate:type_name -> muster.supervisor.v1.Terminate
-	11, // 9: muster.supervisor.v1.Request.input:type_name -> muster.supervisor.v1.Input
-	12, // 10: muster.supervisor.v1.Request.dismiss:type_name -> muster.supervisor.v1.Dismiss
-	13, // 11: muster.supervisor.v1.Request.limit:type_name -> muster.supervisor.v1.Limit
-	4,  // 12: muster.supervisor.v1.Event.state:type_name -> muster.supervisor.v1.StepState
-	13, // [13:13] is the sub-list for method output_type
-	13, // [13:13] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	6,  // 0: muster.supervisor.v1.StepPlan.tasks:type_name -> muster.supervisor.v1.TaskPlan
+	2,  // 1: muster.supervisor.v1.StepPlan.control_groups:type_name -> muster.supervisor.v1.ControlGroups
+	5,  // 2: muster.supervisor.v1.StepPlan.resource_limits:type_name -> muster.supervisor.v1.ResourceLimit
+	3,  // 3: muster.supervisor.v1.ControlGroups.roots:type_name -> muster.supervisor.v1.ControlRoot
+	4,  // 4: muster.supervisor.v1.ControlGroups.job:type_name -> muster.supervisor.v1.GroupLimits
+	4,  // 5: muster.supervisor.v1.ControlGroups.step:type_name -> muster.supervisor.v1.GroupLimits
+	21, // 6: muster.supervisor.v1.TaskState.exit:type_name -> muster.api.v1.TaskExit
+	8,  // 7: muster.supervisor.v1.TaskState.usage:type_name -> muster.supervisor.v1.TaskUsage
+	0,  // 8: muster.supervisor.v1.StepState.phase:type_name -> muster.supervisor.v1.Phase
+	7,  // 9: muster.supervisor.v1.StepState.tasks:type_name -> muster.supervisor.v1.TaskState
+	9,  // 10: muster.supervisor.v1.StepState.stuck:type_name -> muster.supervisor.v1.StuckProcess
+	12, // 11: muster.supervisor.v1.Request.watch:type_name -> muster.supervisor.v1.Watch
+	13, // 12: muster.supervisor.v1.Request.start:type_name -> muster.supervisor.v1.Start
+	14, // 13: muster.supervisor.v1.Request.extend:type_name -> muster.supervisor.v1.Extend
+	15, // 14: muster.supervisor.v1.Request.signal:type_name -> muster.supervisor.v1.Signal
+	16, // 15: muster.supervisor.v1.Request.terminate:type_name -> muster.supervisor.v1.Terminate
+	17, // 16: muster.supervisor.v1.Request.input:type_name -> muster.supervisor.v1.Input
+	18, // 17: muster.supervisor.v1.Request.dismiss:type_name -> muster.supervisor.v1.Dismiss
+	19, // 18: muster.supervisor.v1.Request.limit:type_name -> muster.supervisor.v1.Limit
+	10, // 19: muster.supervisor.v1.Event.state:type_name -> muster.supervisor.v1.StepState
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_muster_supervisor_v1_supervisor_proto_init() }
@@ -1394,7 +1994,8 @@ func file_muster_supervisor_v1_supervisor_proto_init() {
 	if File_muster_supervisor_v1_supervisor_proto != nil {
 		return
 	}
-	file_muster_supervisor_v1_supervisor_proto_msgTypes[4].OneofWrappers = []any{
+	file_muster_supervisor_v1_supervisor_proto_msgTypes[0].OneofWrappers = []any{}
+	file_muster_supervisor_v1_supervisor_proto_msgTypes[10].OneofWrappers = []any{
 		(*Request_Watch)(nil),
 		(*Request_Start)(nil),
 		(*Request_Extend)(nil),
@@ -1410,7 +2011,7 @@ func file_muster_supervisor_v1_supervisor_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_muster_supervisor_v1_supervisor_proto_rawDesc), len(file_muster_supervisor_v1_supervisor_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   14,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
