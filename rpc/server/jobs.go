@@ -223,7 +223,7 @@ func stepUnknown(job, step uint32) error {
 	return rpc.Refuse(connect.CodeNotFound, "STEP_UNKNOWN", name, "there is no "+name)
 }
 
-// GetStep returns a step, and can wait for its end.
+// GetStep returns a step, and can wait for its beginning and for its end.
 func (s jobService) GetStep(ctx context.Context, request *apiv1.GetStepRequest) (*apiv1.GetStepResponse, error) {
 	view, err := s.view(ctx, request.Read)
 	if err != nil {
@@ -239,12 +239,25 @@ func (s jobService) GetStep(ctx context.Context, request *apiv1.GetStepRequest) 
 		}
 		return step, nil
 	}
+	if request.WaitBeginMs > 0 {
+		begun := func(view *fsm.View) bool {
+			job := view.Job(request.JobId)
+			return job == nil || fsm.Ended(job.Status.State) || findStep(view, request.JobId, request.Attempt, request.StepId) != nil
+		}
+		if view, err = s.waitStep(ctx, request.JobId, request.WaitBeginMs, view, begun); err != nil {
+			return nil, err
+		}
+	}
 	step, err := find(view)
 	if err != nil {
 		return nil, err
 	}
 	if request.WaitEndMs > 0 && !fsm.StepEnded(step.State) {
-		if view, err = s.waitStep(ctx, request, view); err != nil {
+		over := func(view *fsm.View) bool {
+			step := findStep(view, request.JobId, request.Attempt, request.StepId)
+			return step == nil || fsm.StepEnded(step.State)
+		}
+		if view, err = s.waitStep(ctx, request.JobId, request.WaitEndMs, view, over); err != nil {
 			return nil, err
 		}
 		if step, err = find(view); err != nil {
@@ -254,19 +267,18 @@ func (s jobService) GetStep(ctx context.Context, request *apiv1.GetStepRequest) 
 	return &apiv1.GetStepResponse{Step: step, Shares: shares(view, step.Placement), Info: s.info(view)}, nil
 }
 
-// waitStep returns the newest view when the step has ended, the time is over, or this controller leaves. A later view
-// than the one that the caller's consistency demanded satisfies it as well.
-func (s *Server) waitStep(ctx context.Context, request *apiv1.GetStepRequest, view *fsm.View) (*fsm.View, error) {
-	timer := newTimer(request.WaitEndMs)
+// waitStep returns the newest view when it is as awaited or the time in milliseconds is over; an error when this controller
+// leaves. A later view than the one that the caller's consistency demanded satisfies it as well.
+func (s *Server) waitStep(ctx context.Context, job, ms uint32, view *fsm.View, awaited func(*fsm.View) bool) (*fsm.View, error) {
+	timer := newTimer(ms)
 	defer timer.Stop()
-	waiter, done := s.hub.job(request.JobId)
+	waiter, done := s.hub.job(job)
 	defer done()
 	for {
 		if now := s.replica.View(); fsm.CompareRevisions(now.Revision(), view.Revision()) > 0 {
 			view = now
 		}
-		step := findStep(view, request.JobId, request.Attempt, request.StepId)
-		if step == nil || fsm.StepEnded(step.State) {
+		if awaited(view) {
 			return view, nil
 		}
 		select {
