@@ -628,7 +628,9 @@ type GpuDevice struct {
 	Fault string `protobuf:"bytes,18,opt,name=fault,proto3" json:"fault,omitempty"`
 	// Number on the node, from 0: the device's bit in masks. Filled in by the agent, which keeps it for as long as
 	// the device exists; unset for GPUs in MIG mode, which cannot be allocated.
-	Number        *uint32 `protobuf:"varint,19,opt,name=number,proto3,oneof" json:"number,omitempty"`
+	Number *uint32 `protobuf:"varint,19,opt,name=number,proto3,oneof" json:"number,omitempty"`
+	// The driver no longer lists the GPU; its index may be another one's by now. Filled in by the agent.
+	Missing       bool `protobuf:"varint,20,opt,name=missing,proto3" json:"missing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -794,6 +796,13 @@ func (x *GpuDevice) GetNumber() uint32 {
 		return *x.Number
 	}
 	return 0
+}
+
+func (x *GpuDevice) GetMissing() bool {
+	if x != nil {
+		return x.Missing
+	}
+	return false
 }
 
 // GpuMig is what only MIG instances have. Device files of the capabilities are /dev/nvidia-caps/nvidia-capN.
@@ -1855,7 +1864,7 @@ const file_muster_node_v1_gpu_proto_rawDesc = "" +
 	"\x05pairs\x18\x06 \x03(\v2\x17.muster.node.v1.GpuPairR\x05pairs\x12\x1e\n" +
 	"\bpci_gpus\x18\a \x01(\rH\x00R\apciGpus\x88\x01\x01\x12\x12\n" +
 	"\x04mock\x18\b \x01(\bR\x04mockB\v\n" +
-	"\t_pci_gpus\"\xcc\x04\n" +
+	"\t_pci_gpus\"\xe6\x04\n" +
 	"\tGpuDevice\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x14\n" +
@@ -1879,7 +1888,8 @@ const file_muster_node_v1_gpu_proto_rawDesc = "" +
 	"\x03mig\x18\x10 \x01(\v2\x16.muster.node.v1.GpuMigR\x03mig\x12\x12\n" +
 	"\x04lost\x18\x11 \x01(\bR\x04lost\x12\x14\n" +
 	"\x05fault\x18\x12 \x01(\tR\x05fault\x12\x1b\n" +
-	"\x06number\x18\x13 \x01(\rH\x02R\x06number\x88\x01\x01B\f\n" +
+	"\x06number\x18\x13 \x01(\rH\x02R\x06number\x88\x01\x01\x12\x18\n" +
+	"\amissing\x18\x14 \x01(\bR\amissingB\f\n" +
 	"\n" +
 	"_numa_nodeB\b\n" +
 	"\x06_minorB\t\n" +
