@@ -418,8 +418,11 @@ type Condition struct {
 	Since *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=since,proto3" json:"since,omitempty"`
 	// When it is forgotten by itself, by state time; unset means when its check says so.
 	Expires *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=expires,proto3" json:"expires,omitempty"`
-	// Work that uses the devices named (or the node) now is to be ended as failed hardware.
-	EndsWork      bool `protobuf:"varint,10,opt,name=ends_work,json=endsWork,proto3" json:"ends_work,omitempty"`
+	// Work that uses the devices named (or the node) now is to be ended as failed hardware. It counts with FAILED only.
+	EndsWork bool `protobuf:"varint,10,opt,name=ends_work,json=endsWork,proto3" json:"ends_work,omitempty"`
+	// An operator put the node back to work in spite of it: it does not drain the node again before it has gone and come back. Only in
+	// the state; what a node says is ignored.
+	Waived        bool `protobuf:"varint,11,opt,name=waived,proto3" json:"waived,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -520,6 +523,13 @@ func (x *Condition) GetExpires() *timestamppb.Timestamp {
 func (x *Condition) GetEndsWork() bool {
 	if x != nil {
 		return x.EndsWork
+	}
+	return false
+}
+
+func (x *Condition) GetWaived() bool {
+	if x != nil {
+		return x.Waived
 	}
 	return false
 }
@@ -2865,7 +2875,7 @@ const file_muster_api_v1_cluster_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x14\n" +
 	"\x05count\x18\x03 \x01(\rR\x05count\x12!\n" +
-	"\fdevice_files\x18\x04 \x03(\tR\vdeviceFiles\"\xde\x02\n" +
+	"\fdevice_files\x18\x04 \x03(\tR\vdeviceFiles\"\xf6\x02\n" +
 	"\tCondition\x12\x14\n" +
 	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\tR\x04code\x12<\n" +
@@ -2877,7 +2887,8 @@ const file_muster_api_v1_cluster_proto_rawDesc = "" +
 	"\x05since\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x124\n" +
 	"\aexpires\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x1b\n" +
 	"\tends_work\x18\n" +
-	" \x01(\bR\bendsWork\"\xdd\x04\n" +
+	" \x01(\bR\bendsWork\x12\x16\n" +
+	"\x06waived\x18\v \x01(\bR\x06waived\"\xdd\x04\n" +
 	"\bNodeSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12#\n" +
 	"\ragent_address\x18\x02 \x01(\tR\fagentAddress\x12!\n" +

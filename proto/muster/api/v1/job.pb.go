@@ -864,7 +864,9 @@ type TaskOptions struct {
 	StdinAll bool `protobuf:"varint,6,opt,name=stdin_all,json=stdinAll,proto3" json:"stdin_all,omitempty"`
 	// How ranks are laid out over nodes: "block" (default) or "cyclic".
 	Distribution string `protobuf:"bytes,7,opt,name=distribution,proto3" json:"distribution,omitempty"`
-	// Process management interface of the tasks: "none" (default), "pmi1" or "pmi2".
+	// Process management interface of the tasks: "none" (or empty, the default) or "pmi2", which serves the wire protocols of both
+	// PMI-1 and PMI-2. Over several nodes the environment must hold MUSTER_PMI_SECRET, at least 16 random characters that are made for
+	// this step; tasks do not get it.
 	Mpi string `protobuf:"bytes,8,opt,name=mpi,proto3" json:"mpi,omitempty"`
 	// How tasks are bound to the step's CPUs: "none", "threads", "cores" (default where there are enough), "sockets", "rank",
 	// "map_cpu:LIST" or "mask_cpu:LIST", with "verbose," before it to say so on stderr.
@@ -2165,7 +2167,10 @@ type PreparedNode struct {
 	// Address at which its tasks can be reached.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
 	// A port that was free there, kept for the rendezvous.
-	Port          uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	Port uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	// Port at which its supervisor serves the process managers of the step's other nodes; only on the first node of a step with
+	// a process management interface.
+	PmiPort       uint32 `protobuf:"varint,4,opt,name=pmi_port,json=pmiPort,proto3" json:"pmi_port,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2217,6 +2222,13 @@ func (x *PreparedNode) GetAddress() string {
 func (x *PreparedNode) GetPort() uint32 {
 	if x != nil {
 		return x.Port
+	}
+	return 0
+}
+
+func (x *PreparedNode) GetPmiPort() uint32 {
+	if x != nil {
+		return x.PmiPort
 	}
 	return 0
 }
@@ -4420,7 +4432,8 @@ type Step struct {
 	Spec *StepSpec `protobuf:"bytes,5,opt,name=spec,proto3" json:"spec,omitempty"`
 	// State.
 	State StepState `protobuf:"varint,6,opt,name=state,proto3,enum=muster.api.v1.StepState" json:"state,omitempty"`
-	// Nodes and tasks; the masks are those of the allocation.
+	// Nodes and tasks; the devices are the step's own (at feature level 1 those of the allocation). With parts the groups of one part follow
+	// those of the part before, and a node may be in groups of several parts.
 	Placement *Placement `protobuf:"bytes,7,opt,name=placement,proto3" json:"placement,omitempty"`
 	// Exits known so far.
 	Exits []*TaskExit `protobuf:"bytes,8,rep,name=exits,proto3" json:"exits,omitempty"`
@@ -4453,7 +4466,9 @@ type Step struct {
 	// First exec by the node's clock, as far as reported.
 	FirstExecTime *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=first_exec_time,json=firstExecTime,proto3" json:"first_exec_time,omitempty"`
 	// Last exec by the node's clock, as far as reported.
-	LastExecTime  *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=last_exec_time,json=lastExecTime,proto3" json:"last_exec_time,omitempty"`
+	LastExecTime *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=last_exec_time,json=lastExecTime,proto3" json:"last_exec_time,omitempty"`
+	// Longest time from exec to the end of a node's tasks in milliseconds, as far as reported; the step ended that long after its start.
+	ElapsedMs     uint64 `protobuf:"varint,24,opt,name=elapsed_ms,json=elapsedMs,proto3" json:"elapsed_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4647,6 +4662,13 @@ func (x *Step) GetLastExecTime() *timestamppb.Timestamp {
 		return x.LastExecTime
 	}
 	return nil
+}
+
+func (x *Step) GetElapsedMs() uint64 {
+	if x != nil {
+		return x.ElapsedMs
+	}
+	return 0
 }
 
 // CreateStepRequest creates a step in a running job.
@@ -5133,11 +5155,12 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\x04mask\x18\x02 \x03(\x04R\x04mask\"U\n" +
 	"\tPlacement\x120\n" +
 	"\x06groups\x18\x01 \x03(\v2\x18.muster.api.v1.NodeGroupR\x06groups\x12\x16\n" +
-	"\x06epochs\x18\x02 \x03(\rR\x06epochs\"P\n" +
+	"\x06epochs\x18\x02 \x03(\rR\x06epochs\"k\n" +
 	"\fPreparedNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
-	"\x04port\x18\x03 \x01(\rR\x04port\"\x94\x01\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\x12\x19\n" +
+	"\bpmi_port\x18\x04 \x01(\rR\apmiPort\"\x94\x01\n" +
 	"\vSignalOrder\x12\x18\n" +
 	"\aordinal\x18\x01 \x01(\rR\aordinal\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\rR\x06signal\x12\x17\n" +
@@ -5338,7 +5361,7 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\fmax_rss_node\x18\x06 \x01(\rR\n" +
 	"maxRssNode\x12 \n" +
 	"\ftotal_rss_kb\x18\a \x01(\x04R\n" +
-	"totalRssKb\"\xf1\a\n" +
+	"totalRssKb\"\x90\b\n" +
 	"\x04Step\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\x12\x18\n" +
@@ -5369,7 +5392,9 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\n" +
 	"part_ranks\x18\x15 \x03(\rR\tpartRanks\x12B\n" +
 	"\x0ffirst_exec_time\x18\x16 \x01(\v2\x1a.google.protobuf.TimestampR\rfirstExecTime\x12@\n" +
-	"\x0elast_exec_time\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampR\flastExecTime\"\xb2\x01\n" +
+	"\x0elast_exec_time\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampR\flastExecTime\x12\x1d\n" +
+	"\n" +
+	"elapsed_ms\x18\x18 \x01(\x04R\telapsedMs\"\xb2\x01\n" +
 	"\x11CreateStepRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x15\n" +
