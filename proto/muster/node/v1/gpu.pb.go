@@ -630,7 +630,9 @@ type GpuDevice struct {
 	// the device exists; unset for GPUs in MIG mode, which cannot be allocated.
 	Number *uint32 `protobuf:"varint,19,opt,name=number,proto3,oneof" json:"number,omitempty"`
 	// The driver no longer lists the GPU; its index may be another one's by now. Filled in by the agent.
-	Missing       bool `protobuf:"varint,20,opt,name=missing,proto3" json:"missing,omitempty"`
+	Missing bool `protobuf:"varint,20,opt,name=missing,proto3" json:"missing,omitempty"`
+	// Most NVLinks that were ever up: fewer are a fault. Filled in by the agent.
+	NvlinksBest   uint32 `protobuf:"varint,21,opt,name=nvlinks_best,json=nvlinksBest,proto3" json:"nvlinks_best,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -803,6 +805,13 @@ func (x *GpuDevice) GetMissing() bool {
 		return x.Missing
 	}
 	return false
+}
+
+func (x *GpuDevice) GetNvlinksBest() uint32 {
+	if x != nil {
+		return x.NvlinksBest
+	}
+	return 0
 }
 
 // GpuMig is what only MIG instances have. Device files of the capabilities are /dev/nvidia-caps/nvidia-capN.
@@ -1864,7 +1873,7 @@ const file_muster_node_v1_gpu_proto_rawDesc = "" +
 	"\x05pairs\x18\x06 \x03(\v2\x17.muster.node.v1.GpuPairR\x05pairs\x12\x1e\n" +
 	"\bpci_gpus\x18\a \x01(\rH\x00R\apciGpus\x88\x01\x01\x12\x12\n" +
 	"\x04mock\x18\b \x01(\bR\x04mockB\v\n" +
-	"\t_pci_gpus\"\xe6\x04\n" +
+	"\t_pci_gpus\"\x89\x05\n" +
 	"\tGpuDevice\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x14\n" +
@@ -1889,7 +1898,8 @@ const file_muster_node_v1_gpu_proto_rawDesc = "" +
 	"\x04lost\x18\x11 \x01(\bR\x04lost\x12\x14\n" +
 	"\x05fault\x18\x12 \x01(\tR\x05fault\x12\x1b\n" +
 	"\x06number\x18\x13 \x01(\rH\x02R\x06number\x88\x01\x01\x12\x18\n" +
-	"\amissing\x18\x14 \x01(\bR\amissingB\f\n" +
+	"\amissing\x18\x14 \x01(\bR\amissing\x12!\n" +
+	"\fnvlinks_best\x18\x15 \x01(\rR\vnvlinksBestB\f\n" +
 	"\n" +
 	"_numa_nodeB\b\n" +
 	"\x06_minorB\t\n" +
