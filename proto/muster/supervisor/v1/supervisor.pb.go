@@ -136,9 +136,11 @@ type StepPlan struct {
 	// Nice value of the tasks; unset: the supervisor's own.
 	Nice *int32 `protobuf:"zigzag32,20,opt,name=nice,proto3,oneof" json:"nice,omitempty"`
 	// The node's name, for sentences.
-	Node          string `protobuf:"bytes,21,opt,name=node,proto3" json:"node,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Node string `protobuf:"bytes,21,opt,name=node,proto3" json:"node,omitempty"`
+	// Process management interface of the tasks; unset means none.
+	ProcessManager *ProcessManager `protobuf:"bytes,22,opt,name=process_manager,json=processManager,proto3" json:"process_manager,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *StepPlan) Reset() {
@@ -316,6 +318,13 @@ func (x *StepPlan) GetNode() string {
 		return x.Node
 	}
 	return ""
+}
+
+func (x *StepPlan) GetProcessManager() *ProcessManager {
+	if x != nil {
+		return x.ProcessManager
+	}
+	return nil
 }
 
 // ControlGroups says where the groups of a step are, and their limits. The supervisor makes the step's group and those
@@ -629,6 +638,116 @@ func (x *ResourceLimit) GetSoft() uint64 {
 	return 0
 }
 
+// ProcessManager says what a supervisor is to the MPI processes among its tasks: it answers PMI-1 and PMI-2, and exchanges
+// their addresses with the supervisors of the step's other nodes. The first node's listens, the others connect to it.
+type ProcessManager struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Tasks of the step.
+	Size uint32 `protobuf:"varint,1,opt,name=size,proto3" json:"size,omitempty"`
+	// Tasks that the allocation has room for.
+	UniverseSize uint32 `protobuf:"varint,2,opt,name=universe_size,json=universeSize,proto3" json:"universe_size,omitempty"`
+	// Index of this node among the step's nodes.
+	Node uint32 `protobuf:"varint,3,opt,name=node,proto3" json:"node,omitempty"`
+	// Names of the step's nodes in this order, folded.
+	NodeList string `protobuf:"bytes,4,opt,name=node_list,json=nodeList,proto3" json:"node_list,omitempty"`
+	// PMI_process_mapping; empty if it cannot be said.
+	Mapping string `protobuf:"bytes,5,opt,name=mapping,proto3" json:"mapping,omitempty"`
+	// Known to the step's supervisors only, at least 16 bytes; empty if the step has one node.
+	Key []byte `protobuf:"bytes,6,opt,name=key,proto3" json:"key,omitempty"`
+	// IP address at which the first node listens; empty means all of its own.
+	Listen string `protobuf:"bytes,7,opt,name=listen,proto3" json:"listen,omitempty"`
+	// Number of the step's nodes.
+	Nodes         uint32 `protobuf:"varint,8,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProcessManager) Reset() {
+	*x = ProcessManager{}
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProcessManager) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProcessManager) ProtoMessage() {}
+
+func (x *ProcessManager) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProcessManager.ProtoReflect.Descriptor instead.
+func (*ProcessManager) Descriptor() ([]byte, []int) {
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ProcessManager) GetSize() uint32 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *ProcessManager) GetUniverseSize() uint32 {
+	if x != nil {
+		return x.UniverseSize
+	}
+	return 0
+}
+
+func (x *ProcessManager) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *ProcessManager) GetNodeList() string {
+	if x != nil {
+		return x.NodeList
+	}
+	return ""
+}
+
+func (x *ProcessManager) GetMapping() string {
+	if x != nil {
+		return x.Mapping
+	}
+	return ""
+}
+
+func (x *ProcessManager) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *ProcessManager) GetListen() string {
+	if x != nil {
+		return x.Listen
+	}
+	return ""
+}
+
+func (x *ProcessManager) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
 // TaskPlan is one task.
 type TaskPlan struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -654,7 +773,7 @@ type TaskPlan struct {
 
 func (x *TaskPlan) Reset() {
 	*x = TaskPlan{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[5]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -666,7 +785,7 @@ func (x *TaskPlan) String() string {
 func (*TaskPlan) ProtoMessage() {}
 
 func (x *TaskPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[5]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -679,7 +798,7 @@ func (x *TaskPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskPlan.ProtoReflect.Descriptor instead.
 func (*TaskPlan) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{5}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *TaskPlan) GetRank() uint32 {
@@ -757,7 +876,7 @@ type TaskState struct {
 
 func (x *TaskState) Reset() {
 	*x = TaskState{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[6]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -769,7 +888,7 @@ func (x *TaskState) String() string {
 func (*TaskState) ProtoMessage() {}
 
 func (x *TaskState) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[6]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -782,7 +901,7 @@ func (x *TaskState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskState.ProtoReflect.Descriptor instead.
 func (*TaskState) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{6}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TaskState) GetRank() uint32 {
@@ -837,7 +956,7 @@ type TaskUsage struct {
 
 func (x *TaskUsage) Reset() {
 	*x = TaskUsage{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[7]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -849,7 +968,7 @@ func (x *TaskUsage) String() string {
 func (*TaskUsage) ProtoMessage() {}
 
 func (x *TaskUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[7]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -862,7 +981,7 @@ func (x *TaskUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskUsage.ProtoReflect.Descriptor instead.
 func (*TaskUsage) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{7}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TaskUsage) GetUserNs() uint64 {
@@ -903,14 +1022,16 @@ type StuckProcess struct {
 	// The kernel's letter: D is uninterruptible sleep.
 	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
 	// Kernel function in which it waits; empty if the kernel does not tell.
-	WaitsIn       string `protobuf:"bytes,4,opt,name=waits_in,json=waitsIn,proto3" json:"waits_in,omitempty"`
+	WaitsIn string `protobuf:"bytes,4,opt,name=waits_in,json=waitsIn,proto3" json:"waits_in,omitempty"`
+	// When it began, in clock ticks since the boot: with the id it names the process for ever.
+	StartTicks    uint64 `protobuf:"varint,5,opt,name=start_ticks,json=startTicks,proto3" json:"start_ticks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StuckProcess) Reset() {
 	*x = StuckProcess{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[8]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -922,7 +1043,7 @@ func (x *StuckProcess) String() string {
 func (*StuckProcess) ProtoMessage() {}
 
 func (x *StuckProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[8]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -935,7 +1056,7 @@ func (x *StuckProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StuckProcess.ProtoReflect.Descriptor instead.
 func (*StuckProcess) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{8}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StuckProcess) GetPid() uint32 {
@@ -966,6 +1087,13 @@ func (x *StuckProcess) GetWaitsIn() string {
 	return ""
 }
 
+func (x *StuckProcess) GetStartTicks() uint64 {
+	if x != nil {
+		return x.StartTicks
+	}
+	return 0
+}
+
 // StepState is the supervisor's whole state. It is also written to "result" in the step's directory, with fsync, when
 // the phase is ENDED, so that it outlives the supervisor.
 type StepState struct {
@@ -993,17 +1121,19 @@ type StepState struct {
 	// Bytes of stdin taken so far.
 	InputOffset uint64 `protobuf:"varint,11,opt,name=input_offset,json=inputOffset,proto3" json:"input_offset,omitempty"`
 	// Processes that outlive the step because nothing ends them; the phase may be ENDED all the same. What they hold (the
-	// step's devices) must not be given to others until they are gone: run.Haunted asks.
+	// step's devices) must not be given to others until they are gone.
 	Stuck []*StuckProcess `protobuf:"bytes,12,rep,name=stuck,proto3" json:"stuck,omitempty"`
 	// Limits of the plan that this machine does not offer, a sentence each.
-	Limitations   []string `protobuf:"bytes,13,rep,name=limitations,proto3" json:"limitations,omitempty"`
+	Limitations []string `protobuf:"bytes,13,rep,name=limitations,proto3" json:"limitations,omitempty"`
+	// Port at which it serves the process managers of the other nodes; 0 if it serves none.
+	PmiPort       uint32 `protobuf:"varint,14,opt,name=pmi_port,json=pmiPort,proto3" json:"pmi_port,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StepState) Reset() {
 	*x = StepState{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[9]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1015,7 +1145,7 @@ func (x *StepState) String() string {
 func (*StepState) ProtoMessage() {}
 
 func (x *StepState) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[9]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1028,7 +1158,7 @@ func (x *StepState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepState.ProtoReflect.Descriptor instead.
 func (*StepState) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{9}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *StepState) GetVersion() uint32 {
@@ -1122,6 +1252,13 @@ func (x *StepState) GetLimitations() []string {
 	return nil
 }
 
+func (x *StepState) GetPmiPort() uint32 {
+	if x != nil {
+		return x.PmiPort
+	}
+	return 0
+}
+
 // Request is what the agent sends.
 type Request struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1146,7 +1283,7 @@ type Request struct {
 
 func (x *Request) Reset() {
 	*x = Request{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[10]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1295,7 @@ func (x *Request) String() string {
 func (*Request) ProtoMessage() {}
 
 func (x *Request) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[10]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1308,7 @@ func (x *Request) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Request.ProtoReflect.Descriptor instead.
 func (*Request) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{10}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Request) GetId() uint64 {
@@ -1329,7 +1466,7 @@ type Watch struct {
 
 func (x *Watch) Reset() {
 	*x = Watch{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[11]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1341,7 +1478,7 @@ func (x *Watch) String() string {
 func (*Watch) ProtoMessage() {}
 
 func (x *Watch) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[11]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1354,21 +1491,23 @@ func (x *Watch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Watch.ProtoReflect.Descriptor instead.
 func (*Watch) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{11}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{12}
 }
 
 // Start executes the tasks.
 type Start struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Variables known only now ("MASTER_PORT=…"), for every task, unless the task's environment has them already.
-	Env           []string `protobuf:"bytes,1,rep,name=env,proto3" json:"env,omitempty"`
+	Env []string `protobuf:"bytes,1,rep,name=env,proto3" json:"env,omitempty"`
+	// Where the step's first node serves the process managers of the others (host:port); empty if it does not.
+	PmiRoot       string `protobuf:"bytes,2,opt,name=pmi_root,json=pmiRoot,proto3" json:"pmi_root,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[12]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1380,7 +1519,7 @@ func (x *Start) String() string {
 func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[12]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1393,7 +1532,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{12}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Start) GetEnv() []string {
@@ -1401,6 +1540,13 @@ func (x *Start) GetEnv() []string {
 		return x.Env
 	}
 	return nil
+}
+
+func (x *Start) GetPmiRoot() string {
+	if x != nil {
+		return x.PmiRoot
+	}
+	return ""
 }
 
 // Extend moves the deadline.
@@ -1414,7 +1560,7 @@ type Extend struct {
 
 func (x *Extend) Reset() {
 	*x = Extend{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[13]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1426,7 +1572,7 @@ func (x *Extend) String() string {
 func (*Extend) ProtoMessage() {}
 
 func (x *Extend) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[13]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1439,7 +1585,7 @@ func (x *Extend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extend.ProtoReflect.Descriptor instead.
 func (*Extend) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{13}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Extend) GetDeadlineBootNs() int64 {
@@ -1464,7 +1610,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[14]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +1622,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[14]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +1635,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{14}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Signal) GetOrdinal() uint32 {
@@ -1526,7 +1672,7 @@ type Terminate struct {
 
 func (x *Terminate) Reset() {
 	*x = Terminate{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[15]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1538,7 +1684,7 @@ func (x *Terminate) String() string {
 func (*Terminate) ProtoMessage() {}
 
 func (x *Terminate) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[15]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1551,7 +1697,7 @@ func (x *Terminate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terminate.ProtoReflect.Descriptor instead.
 func (*Terminate) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{15}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Terminate) GetGraceMs() uint32 {
@@ -1583,7 +1729,7 @@ type Input struct {
 
 func (x *Input) Reset() {
 	*x = Input{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[16]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1595,7 +1741,7 @@ func (x *Input) String() string {
 func (*Input) ProtoMessage() {}
 
 func (x *Input) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[16]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1608,7 +1754,7 @@ func (x *Input) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Input.ProtoReflect.Descriptor instead.
 func (*Input) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{16}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Input) GetOffset() uint64 {
@@ -1641,7 +1787,7 @@ type Dismiss struct {
 
 func (x *Dismiss) Reset() {
 	*x = Dismiss{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[17]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1653,7 +1799,7 @@ func (x *Dismiss) String() string {
 func (*Dismiss) ProtoMessage() {}
 
 func (x *Dismiss) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[17]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1666,7 +1812,7 @@ func (x *Dismiss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dismiss.ProtoReflect.Descriptor instead.
 func (*Dismiss) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{17}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{18}
 }
 
 // Limit replaces the time limit.
@@ -1680,7 +1826,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[18]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1692,7 +1838,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[18]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1705,7 +1851,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{18}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Limit) GetTimeLimitMs() uint64 {
@@ -1730,7 +1876,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[19]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1742,7 +1888,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[19]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1755,7 +1901,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{19}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Event) GetId() uint64 {
@@ -1783,7 +1929,7 @@ var File_muster_supervisor_v1_supervisor_proto protoreflect.FileDescriptor
 
 const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\n" +
-	"%muster/supervisor/v1/supervisor.proto\x12\x14muster.supervisor.v1\x1a\x17muster/api/v1/job.proto\"\xde\x05\n" +
+	"%muster/supervisor/v1/supervisor.proto\x12\x14muster.supervisor.v1\x1a\x17muster/api/v1/job.proto\"\xad\x06\n" +
 	"\bStepPlan\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
 	"\x05label\x18\x02 \x01(\tR\x05label\x124\n" +
@@ -1808,7 +1954,8 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"privateShm\x12L\n" +
 	"\x0fresource_limits\x18\x13 \x03(\v2#.muster.supervisor.v1.ResourceLimitR\x0eresourceLimits\x12\x17\n" +
 	"\x04nice\x18\x14 \x01(\x11H\x00R\x04nice\x88\x01\x01\x12\x12\n" +
-	"\x04node\x18\x15 \x01(\tR\x04nodeB\a\n" +
+	"\x04node\x18\x15 \x01(\tR\x04node\x12M\n" +
+	"\x0fprocess_manager\x18\x16 \x01(\v2$.muster.supervisor.v1.ProcessManagerR\x0eprocessManagerB\a\n" +
 	"\x05_nice\"\x98\x02\n" +
 	"\rControlGroups\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x127\n" +
@@ -1834,7 +1981,16 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\x0fallowed_devices\x18\a \x03(\tR\x0eallowedDevices\"?\n" +
 	"\rResourceLimit\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\rR\bresource\x12\x12\n" +
-	"\x04soft\x18\x02 \x01(\x04R\x04soft\"\xd8\x01\n" +
+	"\x04soft\x18\x02 \x01(\x04R\x04soft\"\xd4\x01\n" +
+	"\x0eProcessManager\x12\x12\n" +
+	"\x04size\x18\x01 \x01(\rR\x04size\x12#\n" +
+	"\runiverse_size\x18\x02 \x01(\rR\funiverseSize\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\rR\x04node\x12\x1b\n" +
+	"\tnode_list\x18\x04 \x01(\tR\bnodeList\x12\x18\n" +
+	"\amapping\x18\x05 \x01(\tR\amapping\x12\x10\n" +
+	"\x03key\x18\x06 \x01(\fR\x03key\x12\x16\n" +
+	"\x06listen\x18\a \x01(\tR\x06listen\x12\x14\n" +
+	"\x05nodes\x18\b \x01(\rR\x05nodes\"\xd8\x01\n" +
 	"\bTaskPlan\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04args\x18\x02 \x03(\tR\x04args\x12\x10\n" +
@@ -1858,12 +2014,14 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\tsystem_ns\x18\x02 \x01(\x04R\bsystemNs\x12\x1d\n" +
 	"\n" +
 	"peak_bytes\x18\x03 \x01(\x04R\tpeakBytes\x12!\n" +
-	"\fmemory_kills\x18\x04 \x01(\x04R\vmemoryKills\"e\n" +
+	"\fmemory_kills\x18\x04 \x01(\x04R\vmemoryKills\"\x86\x01\n" +
 	"\fStuckProcess\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\rR\x03pid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x03 \x01(\tR\x05state\x12\x19\n" +
-	"\bwaits_in\x18\x04 \x01(\tR\awaitsIn\"\xe9\x03\n" +
+	"\bwaits_in\x18\x04 \x01(\tR\awaitsIn\x12\x1f\n" +
+	"\vstart_ticks\x18\x05 \x01(\x04R\n" +
+	"startTicks\"\x84\x04\n" +
 	"\tStepState\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x121\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1b.muster.supervisor.v1.PhaseR\x05phase\x125\n" +
@@ -1880,7 +2038,8 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	" \x01(\x03R\vstartBootNs\x12!\n" +
 	"\finput_offset\x18\v \x01(\x04R\vinputOffset\x128\n" +
 	"\x05stuck\x18\f \x03(\v2\".muster.supervisor.v1.StuckProcessR\x05stuck\x12 \n" +
-	"\vlimitations\x18\r \x03(\tR\vlimitations\"\xe1\x03\n" +
+	"\vlimitations\x18\r \x03(\tR\vlimitations\x12\x19\n" +
+	"\bpmi_port\x18\x0e \x01(\rR\apmiPort\"\xe1\x03\n" +
 	"\aRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x123\n" +
 	"\x05watch\x18\x02 \x01(\v2\x1b.muster.supervisor.v1.WatchH\x00R\x05watch\x123\n" +
@@ -1892,9 +2051,10 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\adismiss\x18\b \x01(\v2\x1d.muster.supervisor.v1.DismissH\x00R\adismiss\x123\n" +
 	"\x05limit\x18\t \x01(\v2\x1b.muster.supervisor.v1.LimitH\x00R\x05limitB\x06\n" +
 	"\x04verb\"\a\n" +
-	"\x05Watch\"\x19\n" +
+	"\x05Watch\"4\n" +
 	"\x05Start\x12\x10\n" +
-	"\x03env\x18\x01 \x03(\tR\x03env\"2\n" +
+	"\x03env\x18\x01 \x03(\tR\x03env\x12\x19\n" +
+	"\bpmi_root\x18\x02 \x01(\tR\apmiRoot\"2\n" +
 	"\x06Extend\x12(\n" +
 	"\x10deadline_boot_ns\x18\x01 \x01(\x03R\x0edeadlineBootNs\"N\n" +
 	"\x06Signal\x12\x18\n" +
@@ -1936,57 +2096,59 @@ func file_muster_supervisor_v1_supervisor_proto_rawDescGZIP() []byte {
 }
 
 var file_muster_supervisor_v1_supervisor_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_muster_supervisor_v1_supervisor_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_muster_supervisor_v1_supervisor_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_muster_supervisor_v1_supervisor_proto_goTypes = []any{
-	(Phase)(0),            // 0: muster.supervisor.v1.Phase
-	(*StepPlan)(nil),      // 1: muster.supervisor.v1.StepPlan
-	(*ControlGroups)(nil), // 2: muster.supervisor.v1.ControlGroups
-	(*ControlRoot)(nil),   // 3: muster.supervisor.v1.ControlRoot
-	(*GroupLimits)(nil),   // 4: muster.supervisor.v1.GroupLimits
-	(*ResourceLimit)(nil), // 5: muster.supervisor.v1.ResourceLimit
-	(*TaskPlan)(nil),      // 6: muster.supervisor.v1.TaskPlan
-	(*TaskState)(nil),     // 7: muster.supervisor.v1.TaskState
-	(*TaskUsage)(nil),     // 8: muster.supervisor.v1.TaskUsage
-	(*StuckProcess)(nil),  // 9: muster.supervisor.v1.StuckProcess
-	(*StepState)(nil),     // 10: muster.supervisor.v1.StepState
-	(*Request)(nil),       // 11: muster.supervisor.v1.Request
-	(*Watch)(nil),         // 12: muster.supervisor.v1.Watch
-	(*Start)(nil),         // 13: muster.supervisor.v1.Start
-	(*Extend)(nil),        // 14: muster.supervisor.v1.Extend
-	(*Signal)(nil),        // 15: muster.supervisor.v1.Signal
-	(*Terminate)(nil),     // 16: muster.supervisor.v1.Terminate
-	(*Input)(nil),         // 17: muster.supervisor.v1.Input
-	(*Dismiss)(nil),       // 18: muster.supervisor.v1.Dismiss
-	(*Limit)(nil),         // 19: muster.supervisor.v1.Limit
-	(*Event)(nil),         // 20: muster.supervisor.v1.Event
-	(*v1.TaskExit)(nil),   // 21: muster.api.v1.TaskExit
+	(Phase)(0),             // 0: muster.supervisor.v1.Phase
+	(*StepPlan)(nil),       // 1: muster.supervisor.v1.StepPlan
+	(*ControlGroups)(nil),  // 2: muster.supervisor.v1.ControlGroups
+	(*ControlRoot)(nil),    // 3: muster.supervisor.v1.ControlRoot
+	(*GroupLimits)(nil),    // 4: muster.supervisor.v1.GroupLimits
+	(*ResourceLimit)(nil),  // 5: muster.supervisor.v1.ResourceLimit
+	(*ProcessManager)(nil), // 6: muster.supervisor.v1.ProcessManager
+	(*TaskPlan)(nil),       // 7: muster.supervisor.v1.TaskPlan
+	(*TaskState)(nil),      // 8: muster.supervisor.v1.TaskState
+	(*TaskUsage)(nil),      // 9: muster.supervisor.v1.TaskUsage
+	(*StuckProcess)(nil),   // 10: muster.supervisor.v1.StuckProcess
+	(*StepState)(nil),      // 11: muster.supervisor.v1.StepState
+	(*Request)(nil),        // 12: muster.supervisor.v1.Request
+	(*Watch)(nil),          // 13: muster.supervisor.v1.Watch
+	(*Start)(nil),          // 14: muster.supervisor.v1.Start
+	(*Extend)(nil),         // 15: muster.supervisor.v1.Extend
+	(*Signal)(nil),         // 16: muster.supervisor.v1.Signal
+	(*Terminate)(nil),      // 17: muster.supervisor.v1.Terminate
+	(*Input)(nil),          // 18: muster.supervisor.v1.Input
+	(*Dismiss)(nil),        // 19: muster.supervisor.v1.Dismiss
+	(*Limit)(nil),          // 20: muster.supervisor.v1.Limit
+	(*Event)(nil),          // 21: muster.supervisor.v1.Event
+	(*v1.TaskExit)(nil),    // 22: muster.api.v1.TaskExit
 }
 var file_muster_supervisor_v1_supervisor_proto_depIdxs = []int32{
-	6,  // 0: muster.supervisor.v1.StepPlan.tasks:type_name -> muster.supervisor.v1.TaskPlan
+	7,  // 0: muster.supervisor.v1.StepPlan.tasks:type_name -> muster.supervisor.v1.TaskPlan
 	2,  // 1: muster.supervisor.v1.StepPlan.control_groups:type_name -> muster.supervisor.v1.ControlGroups
 	5,  // 2: muster.supervisor.v1.StepPlan.resource_limits:type_name -> muster.supervisor.v1.ResourceLimit
-	3,  // 3: muster.supervisor.v1.ControlGroups.roots:type_name -> muster.supervisor.v1.ControlRoot
-	4,  // 4: muster.supervisor.v1.ControlGroups.job:type_name -> muster.supervisor.v1.GroupLimits
-	4,  // 5: muster.supervisor.v1.ControlGroups.step:type_name -> muster.supervisor.v1.GroupLimits
-	21, // 6: muster.supervisor.v1.TaskState.exit:type_name -> muster.api.v1.TaskExit
-	8,  // 7: muster.supervisor.v1.TaskState.usage:type_name -> muster.supervisor.v1.TaskUsage
-	0,  // 8: muster.supervisor.v1.StepState.phase:type_name -> muster.supervisor.v1.Phase
-	7,  // 9: muster.supervisor.v1.StepState.tasks:type_name -> muster.supervisor.v1.TaskState
-	9,  // 10: muster.supervisor.v1.StepState.stuck:type_name -> muster.supervisor.v1.StuckProcess
-	12, // 11: muster.supervisor.v1.Request.watch:type_name -> muster.supervisor.v1.Watch
-	13, // 12: muster.supervisor.v1.Request.start:type_name -> muster.supervisor.v1.Start
-	14, // 13: muster.supervisor.v1.Request.extend:type_name -> muster.supervisor.v1.Extend
-	15, // 14: muster.supervisor.v1.Request.signal:type_name -> muster.supervisor.v1.Signal
-	16, // 15: muster.supervisor.v1.Request.terminate:type_name -> muster.supervisor.v1.Terminate
-	17, // 16: muster.supervisor.v1.Request.input:type_name -> muster.supervisor.v1.Input
-	18, // 17: muster.supervisor.v1.Request.dismiss:type_name -> muster.supervisor.v1.Dismiss
-	19, // 18: muster.supervisor.v1.Request.limit:type_name -> muster.supervisor.v1.Limit
-	10, // 19: muster.supervisor.v1.Event.state:type_name -> muster.supervisor.v1.StepState
-	20, // [20:20] is the sub-list for method output_type
-	20, // [20:20] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	6,  // 3: muster.supervisor.v1.StepPlan.process_manager:type_name -> muster.supervisor.v1.ProcessManager
+	3,  // 4: muster.supervisor.v1.ControlGroups.roots:type_name -> muster.supervisor.v1.ControlRoot
+	4,  // 5: muster.supervisor.v1.ControlGroups.job:type_name -> muster.supervisor.v1.GroupLimits
+	4,  // 6: muster.supervisor.v1.ControlGroups.step:type_name -> muster.supervisor.v1.GroupLimits
+	22, // 7: muster.supervisor.v1.TaskState.exit:type_name -> muster.api.v1.TaskExit
+	9,  // 8: muster.supervisor.v1.TaskState.usage:type_name -> muster.supervisor.v1.TaskUsage
+	0,  // 9: muster.supervisor.v1.StepState.phase:type_name -> muster.supervisor.v1.Phase
+	8,  // 10: muster.supervisor.v1.StepState.tasks:type_name -> muster.supervisor.v1.TaskState
+	10, // 11: muster.supervisor.v1.StepState.stuck:type_name -> muster.supervisor.v1.StuckProcess
+	13, // 12: muster.supervisor.v1.Request.watch:type_name -> muster.supervisor.v1.Watch
+	14, // 13: muster.supervisor.v1.Request.start:type_name -> muster.supervisor.v1.Start
+	15, // 14: muster.supervisor.v1.Request.extend:type_name -> muster.supervisor.v1.Extend
+	16, // 15: muster.supervisor.v1.Request.signal:type_name -> muster.supervisor.v1.Signal
+	17, // 16: muster.supervisor.v1.Request.terminate:type_name -> muster.supervisor.v1.Terminate
+	18, // 17: muster.supervisor.v1.Request.input:type_name -> muster.supervisor.v1.Input
+	19, // 18: muster.supervisor.v1.Request.dismiss:type_name -> muster.supervisor.v1.Dismiss
+	20, // 19: muster.supervisor.v1.Request.limit:type_name -> muster.supervisor.v1.Limit
+	11, // 20: muster.supervisor.v1.Event.state:type_name -> muster.supervisor.v1.StepState
+	21, // [21:21] is the sub-list for method output_type
+	21, // [21:21] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_muster_supervisor_v1_supervisor_proto_init() }
@@ -1995,7 +2157,7 @@ func file_muster_supervisor_v1_supervisor_proto_init() {
 		return
 	}
 	file_muster_supervisor_v1_supervisor_proto_msgTypes[0].OneofWrappers = []any{}
-	file_muster_supervisor_v1_supervisor_proto_msgTypes[10].OneofWrappers = []any{
+	file_muster_supervisor_v1_supervisor_proto_msgTypes[11].OneofWrappers = []any{
 		(*Request_Watch)(nil),
 		(*Request_Start)(nil),
 		(*Request_Extend)(nil),
@@ -2011,7 +2173,7 @@ func file_muster_supervisor_v1_supervisor_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_muster_supervisor_v1_supervisor_proto_rawDesc), len(file_muster_supervisor_v1_supervisor_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   20,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
