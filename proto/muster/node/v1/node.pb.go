@@ -360,7 +360,9 @@ type ActualStep struct {
 	// How far.
 	State WorkState `protobuf:"varint,2,opt,name=state,proto3,enum=muster.node.v1.WorkState" json:"state,omitempty"`
 	// Free port found for the rendezvous; only on its first node.
-	Port          uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	Port uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	// Port at which its supervisor serves the process managers of the other nodes; 0 if it serves none.
+	PmiPort       uint32 `protobuf:"varint,4,opt,name=pmi_port,json=pmiPort,proto3" json:"pmi_port,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -412,6 +414,13 @@ func (x *ActualStep) GetState() WorkState {
 func (x *ActualStep) GetPort() uint32 {
 	if x != nil {
 		return x.Port
+	}
+	return 0
+}
+
+func (x *ActualStep) GetPmiPort() uint32 {
+	if x != nil {
+		return x.PmiPort
 	}
 	return 0
 }
@@ -723,7 +732,9 @@ type DesiredStep struct {
 	// Address of the node of rank 0, for the rendezvous.
 	MasterAddress string `protobuf:"bytes,6,opt,name=master_address,json=masterAddress,proto3" json:"master_address,omitempty"`
 	// Port for the rendezvous.
-	MasterPort    uint32 `protobuf:"varint,7,opt,name=master_port,json=masterPort,proto3" json:"master_port,omitempty"`
+	MasterPort uint32 `protobuf:"varint,7,opt,name=master_port,json=masterPort,proto3" json:"master_port,omitempty"`
+	// Port of the process manager at the master address; 0 if there is none.
+	PmiPort       uint32 `protobuf:"varint,8,opt,name=pmi_port,json=pmiPort,proto3" json:"pmi_port,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -803,6 +814,13 @@ func (x *DesiredStep) GetMasterAddress() string {
 func (x *DesiredStep) GetMasterPort() uint32 {
 	if x != nil {
 		return x.MasterPort
+	}
+	return 0
+}
+
+func (x *DesiredStep) GetPmiPort() uint32 {
+	if x != nil {
+		return x.PmiPort
 	}
 	return 0
 }
@@ -2554,12 +2572,13 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"\bsettings\x18\x03 \x01(\v2\x17.muster.api.v1.SettingsR\bsettings\x123\n" +
 	"\brevision\x18\x04 \x01(\v2\x17.muster.api.v1.RevisionR\brevision\x12/\n" +
 	"\amembers\x18\x05 \x03(\v2\x15.muster.api.v1.MemberR\amembers\x12!\n" +
-	"\fcluster_name\x18\x06 \x01(\tR\vclusterName\"j\n" +
+	"\fcluster_name\x18\x06 \x01(\tR\vclusterName\"\x85\x01\n" +
 	"\n" +
 	"ActualStep\x12\x17\n" +
 	"\astep_id\x18\x01 \x01(\rR\x06stepId\x12/\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x19.muster.node.v1.WorkStateR\x05state\x12\x12\n" +
-	"\x04port\x18\x03 \x01(\rR\x04port\"\xcf\x01\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\x12\x19\n" +
+	"\bpmi_port\x18\x04 \x01(\rR\apmiPort\"\xcf\x01\n" +
 	"\rActualAttempt\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12*\n" +
 	"\x05fence\x18\x02 \x01(\v2\x14.muster.api.v1.FenceR\x05fence\x12/\n" +
@@ -2586,7 +2605,7 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"\x05Grant\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x19\n" +
 	"\blease_ms\x18\x02 \x01(\rR\aleaseMs\x12&\n" +
-	"\x0ffence_window_ms\x18\x03 \x01(\rR\rfenceWindowMs\"\x88\x02\n" +
+	"\x0ffence_window_ms\x18\x03 \x01(\rR\rfenceWindowMs\"\xa3\x02\n" +
 	"\vDesiredStep\x12'\n" +
 	"\x04step\x18\x01 \x01(\v2\x13.muster.api.v1.StepR\x04step\x12-\n" +
 	"\x04want\x18\x02 \x01(\x0e2\x19.muster.node.v1.WorkStateR\x04want\x12\x1d\n" +
@@ -2596,7 +2615,8 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"\x0etasks_per_node\x18\x05 \x03(\rR\ftasksPerNode\x12%\n" +
 	"\x0emaster_address\x18\x06 \x01(\tR\rmasterAddress\x12\x1f\n" +
 	"\vmaster_port\x18\a \x01(\rR\n" +
-	"masterPort\"\x8b\x06\n" +
+	"masterPort\x12\x19\n" +
+	"\bpmi_port\x18\b \x01(\rR\apmiPort\"\x8b\x06\n" +
 	"\x0eDesiredAttempt\x12$\n" +
 	"\x03job\x18\x01 \x01(\v2\x12.muster.api.v1.JobR\x03job\x12*\n" +
 	"\x05fence\x18\x02 \x01(\v2\x14.muster.api.v1.FenceR\x05fence\x12-\n" +
