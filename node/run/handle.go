@@ -94,7 +94,13 @@ func (h *Handle) Close() error {
 // done once: repeated, it answers the state. Refused with STATE if the supervisor failed to prepare or the step has
 // ended without a start, with LEASE if the step stops itself and has no deadline ahead.
 func (h *Handle) Start(ctx context.Context, env []string) (*supervisorv1.StepState, error) {
-	return h.call(ctx, &supervisorv1.Request{Verb: &supervisorv1.Request_Start{Start: &supervisorv1.Start{Env: env}}})
+	return h.StartMPI(ctx, env, "")
+}
+
+// StartMPI is Start for a step whose tasks have a process manager: root is where that of the step's first node serves the
+// others (host:port), empty if the step has one node.
+func (h *Handle) StartMPI(ctx context.Context, env []string, root string) (*supervisorv1.StepState, error) {
+	return h.call(ctx, &supervisorv1.Request{Verb: &supervisorv1.Request_Start{Start: &supervisorv1.Start{Env: env, PmiRoot: root}}})
 }
 
 // Extend moves the lease deadline to deadlineBootNS (clock of BootNow); an earlier one than before is ignored.

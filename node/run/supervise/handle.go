@@ -23,6 +23,7 @@ func (s *supervisor) handle(r request) {
 			s.deferred = append(s.deferred, r)
 			return
 		}
+		s.mpi.meet(verb.Start.GetPmiRoot())
 		refusal = s.start(verb.Start.GetEnv())
 	case *supervisorv1.Request_Extend:
 		s.deadline = max(s.deadline, bootTime(verb.Extend.GetDeadlineBootNs()))
@@ -94,12 +95,13 @@ func (s *supervisor) start(env []string) (refusal string) {
 // execute starts all tasks, from this thread.
 func (s *supervisor) execute(env []string) {
 	unprotect(s.log)
+	s.mpi.begin()
 	cpus, skipped, said := newBinding(), false, map[string]bool{}
 	for i, t := range s.tasks {
 		if mask := t.plan.GetCpuMask(); len(mask) > 0 && !cpus.bind(mask) {
 			skipped = true
 		}
-		t.execute(s.plan, s.ready, i, env)
+		t.execute(s.plan, s.ready, i, s.mpi.environment(t, env))
 		cpus.release()
 		if e := t.exit.GetLaunchError(); e != "" {
 			s.log.Warn("a task was not executed", "rank", t.plan.GetRank(), "error", e)

@@ -33,6 +33,8 @@ type preparedTask struct {
 	// program is the path to execute; if lookup is set there is none.
 	program string
 	lookup  unix.Errno
+	// manager is the task's end of its connection to the process manager; 0 if it has none.
+	manager int
 }
 
 // close closes everything; a nil receiver has nothing.

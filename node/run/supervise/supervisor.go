@@ -48,6 +48,7 @@ type supervisor struct {
 	input  *input
 	notice *notices
 	tasks  []*task
+	mpi    *manager // nil unless the tasks have a process manager
 
 	phase    supervisorv1.Phase // 0 while preparing
 	ready    *prepared
@@ -105,6 +106,7 @@ func (s *supervisor) loop() error {
 		s.tick(now())
 		s.publish()
 		if s.dismissed || s.leaveAt.reached(now()) {
+			s.mpi.wait()
 			return nil
 		}
 		if err := s.alarm.at(s.next()); err != nil {
@@ -118,6 +120,7 @@ func (s *supervisor) loop() error {
 		case sig := <-ignored:
 			s.log.Info("a signal is not an order to end the step", "signal", sig.String())
 		case act = <-preparation:
+		case act = <-s.mpi.done():
 		case <-s.input.done:
 			act = func() {
 				for _, r := range s.input.finished() {
@@ -146,6 +149,11 @@ func (s *supervisor) prepared(p *prepared, f *fault) {
 	case f != nil:
 		s.fail(f)
 	default:
+		if f := s.manage(p); f != nil {
+			p.close()
+			s.fail(f)
+			return
+		}
 		s.ready, s.sentence, s.phase = p, p.sentence, supervisorv1.Phase_PHASE_PREPARED
 		s.input.pipes = p.pipes
 		s.settle()
@@ -322,6 +330,7 @@ func (s *supervisor) reap() {
 				t.reaped = true
 				exit := exitOf(status)
 				exit.EndedBySupervisor = s.ending
+				s.mpi.ended(t, exit)
 				t.end(exit)
 				s.changed = true
 			}
@@ -376,6 +385,7 @@ func (s *supervisor) seal(last supervisorv1.Phase) {
 		}
 	}
 	s.input.close()
+	s.mpi.close()
 	if s.notice.flush() {
 		s.ready.close()
 	}
@@ -417,7 +427,7 @@ func (s *supervisor) state() *supervisorv1.StepState {
 	state := &supervisorv1.StepState{
 		Version: run.Version, Phase: s.phase, TimeLimit: s.limitHit, Deadline: s.deadlineHit,
 		Sentence: s.sentence, UsersFault: s.users, Pid: uint32(s.tree.self), SignalsDelivered: s.signals,
-		StartBootNs: int64(s.started), InputOffset: s.input.taken,
+		StartBootNs: int64(s.started), InputOffset: s.input.taken, PmiPort: s.mpi.told(),
 	}
 	if s.trouble != "" {
 		state.Sentence = s.trouble

@@ -50,6 +50,7 @@ func (t *task) execute(plan *supervisorv1.StepPlan, p *prepared, i int, more []s
 			Files: []uintptr{uintptr(ready.stdin), uintptr(ready.stdout), uintptr(ready.stderr)},
 			Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
 		}
+		attr.Files = withManager(attr.Files, ready.manager)
 		if os.Geteuid() == 0 {
 			attr.Sys.Credential = &syscall.Credential{Uid: plan.GetUid(), Gid: plan.GetGid(), Groups: plan.GetGroups()}
 		}
