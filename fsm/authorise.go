@@ -56,6 +56,9 @@ func (m *Machine) authorise(cmd *logv1.Command) *apiv1.ErrorDetail {
 	case *logv1.Command_ReportTasks:
 		n := m.s.Node(op.ReportTasks.Node)
 		allowed = p.Kind == memberKind || p.Kind == nodeKind && (n == nil || n.Spec.Name == p.Name)
+	case *logv1.Command_ReportHealth:
+		n := m.s.Node(op.ReportHealth.Node)
+		allowed = p.Kind == memberKind || p.Kind == nodeKind && (n == nil || n.Spec.Name == p.Name)
 	case *logv1.Command_JoinNode:
 		allowed = p.Kind == memberKind || p.Kind == nodeKind && op.JoinNode.Spec.GetName() == p.Name
 	}

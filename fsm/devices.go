@@ -1,7 +1,6 @@
 package fsm
 
 import (
-	"math/bits"
 	"slices"
 
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
@@ -10,59 +9,11 @@ import (
 	"github.com/muster-hpc/muster/fsm/state"
 )
 
-// overlap reports whether two masks have a device in common.
-func overlap(a, b []uint64) bool {
-	for i := range min(len(a), len(b)) {
-		if a[i]&b[i] != 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// beyond reports whether a mask has a device with a number of n or more.
-func beyond(mask []uint64, n uint32) bool {
-	for i, w := range slices.Backward(mask) {
-		if w != 0 {
-			return uint64(64*i+bits.Len64(w)) > uint64(n)
-		}
-	}
-	return false
-}
-
-// with returns the union of two masks as a new one, without trailing zero words.
-func with(a, b []uint64) []uint64 {
-	sum := make([]uint64, max(len(a), len(b)))
-	copy(sum, a)
-	for i, w := range b {
-		sum[i] |= w
-	}
-	return trim(sum)
-}
-
-// without returns the devices of a that are not in b as a new mask, without trailing zero words.
-func without(a, b []uint64) []uint64 {
-	rest := slices.Clone(a)
-	for i := range min(len(a), len(b)) {
-		rest[i] &^= b[i]
-	}
-	return trim(rest)
-}
-
-func trim(mask []uint64) []uint64 {
-	for len(mask) > 0 && mask[len(mask)-1] == 0 {
-		mask = mask[:len(mask)-1]
-	}
-	if len(mask) == 0 {
-		return nil
-	}
-	return mask
-}
-
 // held is what an attempt holds on one node.
 type held struct {
 	cpus, gpus []uint64
 	memory     uint64
+	gres       []*apiv1.GresShare
 	leftover   bool
 	epoch      uint32
 	placement  uint32
@@ -75,7 +26,7 @@ func holding(a *apiv1.Attempt, node uint32) (*held, int) {
 	for _, g := range a.Placement.Groups {
 		if at := slices.Index(g.Nodes, node); at >= 0 {
 			return &held{
-				cpus: g.CpuMask, gpus: g.GpuMask, memory: g.MemoryMb, epoch: a.Placement.Epochs[i+at], placement: a.Fence.Placement,
+				cpus: g.CpuMask, gpus: g.GpuMask, memory: g.MemoryMb, gres: g.Gres, epoch: a.Placement.Epochs[i+at], placement: a.Fence.Placement,
 			}, i + at
 		}
 		i += len(g.Nodes)
@@ -83,7 +34,7 @@ func holding(a *apiv1.Attempt, node uint32) (*held, int) {
 	for _, l := range a.Leftovers {
 		if l.Node == node {
 			return &held{
-				cpus: l.CpuMask, gpus: l.GpuMask, memory: l.MemoryMb, leftover: true, epoch: l.Epoch, placement: l.Placement,
+				cpus: l.CpuMask, gpus: l.GpuMask, memory: l.MemoryMb, gres: l.Gres, leftover: true, epoch: l.Epoch, placement: l.Placement,
 			}, -1
 		}
 	}
@@ -113,10 +64,11 @@ func (m *Machine) takeDevices(number uint32, owner uint64, g *apiv1.NodeGroup) {
 	m.changeNode(m.s.Node(number), func(n *apiv1.Node) {
 		n.Owners = append(slices.Clone(n.Owners), owner)
 		slices.Sort(n.Owners)
-		n.CpusAllocatedMask = with(n.CpusAllocatedMask, g.CpuMask)
-		n.GpusAllocatedMask = with(n.GpusAllocatedMask, g.GpuMask)
+		n.CpusAllocatedMask = shape.Union(n.CpusAllocatedMask, g.CpuMask)
+		n.GpusAllocatedMask = shape.Union(n.GpusAllocatedMask, g.GpuMask)
 		n.CpusAllocated = uint32(shape.Count(n.CpusAllocatedMask))
 		n.MemoryAllocatedMb += g.MemoryMb
+		n.GresAllocated = shape.GresUnion(n.GresAllocated, g.Gres)
 	})
 }
 
@@ -130,10 +82,11 @@ func (m *Machine) freeDevices(a *apiv1.Attempt, number uint32) {
 	}
 	m.changeNode(n, func(n *apiv1.Node) {
 		n.Owners = slices.DeleteFunc(slices.Clone(n.Owners), func(o uint64) bool { return o == owner })
-		n.CpusAllocatedMask = without(n.CpusAllocatedMask, h.cpus)
-		n.GpusAllocatedMask = without(n.GpusAllocatedMask, h.gpus)
+		n.CpusAllocatedMask = shape.Without(n.CpusAllocatedMask, h.cpus)
+		n.GpusAllocatedMask = shape.Without(n.GpusAllocatedMask, h.gpus)
 		n.CpusAllocated = uint32(shape.Count(n.CpusAllocatedMask))
 		n.MemoryAllocatedMb -= h.memory
+		n.GresAllocated = shape.GresWithout(n.GresAllocated, h.gres)
 		n.LastBusyTime = m.now()
 	})
 }

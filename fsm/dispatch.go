@@ -46,13 +46,15 @@ func (m *Machine) dispatch(cmd *logv1.Command) (*logv1.Result, error) {
 	case *logv1.Command_RaiseLevel:
 		return m.raiseLevel(op.RaiseLevel)
 	case *logv1.Command_Tick:
-		return &logv1.Result{}, nil
+		return m.tick(), nil
 	case *logv1.Command_ExplainJobs:
 		return m.explainJobs(op.ExplainJobs), nil
 	case *logv1.Command_Prune:
 		return m.prune(op.Prune), nil
 	case *logv1.Command_Bootstrap:
 		return m.bootstrap(op.Bootstrap), nil
+	case *logv1.Command_ReportHealth:
+		return m.reportHealth(op.ReportHealth), nil
 	default:
 		return nil, errors.New("it holds an operation that this program does not apply")
 	}

@@ -13,6 +13,12 @@ type Faults struct {
 	EndOnSilence bool
 	// UnknownIsNoOp applies what it does not know as if nothing had been asked (breaks G8).
 	UnknownIsNoOp bool
+	// StepsShareDevices gives a step devices that another step has for itself.
+	StepsShareDevices bool
+	// PlaceUnusable places work on devices that are out of use because of a condition.
+	PlaceUnusable bool
+	// DrainWithoutLimit lets checks drain as many nodes as they like.
+	DrainWithoutLimit bool
 }
 
 // WithFaults plants bugs in a new machine. Only tests use it.

@@ -111,6 +111,7 @@ func checkDevices(v *View) error {
 	type use struct {
 		cpus, gpus []uint64
 		memory     uint64
+		gres       []*apiv1.GresShare
 		owners     []uint64
 	}
 	uses := make(map[uint32]*use)
@@ -122,10 +123,11 @@ func checkDevices(v *View) error {
 				uses[number] = u
 			}
 			h, _ := holding(a, number)
-			if overlap(u.cpus, h.cpus) || overlap(u.gpus, h.gpus) {
+			if shape.Overlap(u.cpus, h.cpus) || shape.Overlap(u.gpus, h.gpus) || shape.GresOverlap(u.gres, h.gres) {
 				return fmt.Errorf("devices of node %d belong to job %d, attempt %d, and to another of %v too", number, a.JobId, a.Number, u.owners)
 			}
-			u.cpus, u.gpus, u.memory = with(u.cpus, h.cpus), with(u.gpus, h.gpus), u.memory+h.memory
+			u.cpus, u.gpus, u.memory = shape.Union(u.cpus, h.cpus), shape.Union(u.gpus, h.gpus), u.memory+h.memory
+			u.gres = shape.GresUnion(u.gres, h.gres)
 			u.owners = append(u.owners, state.PackAttempt(a.JobId, a.Number))
 		}
 	}
@@ -135,11 +137,11 @@ func checkDevices(v *View) error {
 			u = &use{}
 		}
 		slices.Sort(u.owners)
-		if !slices.Equal(u.owners, n.Owners) || !slices.Equal(trim(u.cpus), trim(n.CpusAllocatedMask)) ||
-			!slices.Equal(trim(u.gpus), trim(n.GpusAllocatedMask)) || u.memory != n.MemoryAllocatedMb ||
-			shape.Count(u.cpus) != uint64(n.CpusAllocated) {
-			return fmt.Errorf("node %s says owners %v, CPUs %x, GPUs %x, memory %d; its attempts say %v, %x, %x, %d", n.Spec.Name,
-				n.Owners, n.CpusAllocatedMask, n.GpusAllocatedMask, n.MemoryAllocatedMb, u.owners, u.cpus, u.gpus, u.memory)
+		if !slices.Equal(u.owners, n.Owners) || !slices.Equal(shape.Trim(u.cpus), shape.Trim(n.CpusAllocatedMask)) ||
+			!slices.Equal(shape.Trim(u.gpus), shape.Trim(n.GpusAllocatedMask)) || u.memory != n.MemoryAllocatedMb ||
+			shape.Count(u.cpus) != uint64(n.CpusAllocated) || !shape.GresEqual(u.gres, n.GresAllocated) {
+			return fmt.Errorf("node %s says owners %v, CPUs %x, GPUs %x, memory %d, %v; its attempts say %v, %x, %x, %d, %v", n.Spec.Name,
+				n.Owners, n.CpusAllocatedMask, n.GpusAllocatedMask, n.MemoryAllocatedMb, n.GresAllocated, u.owners, u.cpus, u.gpus, u.memory, u.gres)
 		}
 	}
 	return nil

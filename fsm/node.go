@@ -71,6 +71,9 @@ func checkNodeSpec(s *apiv1.NodeSpec) *apiv1.ErrorDetail {
 	case proto.Size(s) > 64<<10:
 		return bad("the description of node %s has %d bytes; at most %d are allowed", s.Name, proto.Size(s), 64<<10)
 	}
+	if refusal := checkNodeDevices(s); refusal != nil {
+		return refusal
+	}
 	for i, g := range s.Gpus {
 		if g.Index != uint32(i) {
 			return bad("the GPUs of node %s are not numbered from 0 in order", s.Name)
@@ -86,12 +89,12 @@ func (m *Machine) returnNode(n *apiv1.Node, j *logv1.JoinNode) *apiv1.Node {
 		return n
 	}
 	m.s.Touch(n.Number)
-	return m.changeNode(n, func(n *apiv1.Node) {
+	return m.judge(m.changeNode(n, func(n *apiv1.Node) {
 		if !sameSpec {
 			n.Spec = j.Spec
 		}
 		m.comeUp(n)
-	})
+	}))
 }
 
 // comeUp marks a node as joined.
@@ -125,7 +128,7 @@ func (m *Machine) replaceInstance(n *apiv1.Node, j *logv1.JoinNode) *apiv1.Node 
 		}
 	}
 	m.s.Touch(n.Number)
-	return m.s.Node(n.Number)
+	return m.judge(m.s.Node(n.Number))
 }
 
 // liveOn returns the live attempts that have a node. An attempt of which only a leftover is there does not count.
@@ -293,15 +296,17 @@ func (m *Machine) updateNodes(r *apiv1.UpdateNodesRequest) *logv1.Result {
 func (m *Machine) drain(n *apiv1.Node, reason string) *apiv1.Node {
 	return m.changeNode(n, func(n *apiv1.Node) {
 		n.Drain, n.Reason, n.ReasonBy, n.ReasonTime = true, reason, m.cmd.Principal.Name, m.now()
+		n.DrainedByHealth, n.HealthDrainWithheld = false, false
 	})
 }
 
 func (m *Machine) resume(n *apiv1.Node) {
-	if !n.Drain && n.LaunchFailures == 0 {
+	if !n.Drain && n.LaunchFailures == 0 && !n.HealthDrainWithheld {
 		return
 	}
 	m.changeNode(n, func(n *apiv1.Node) {
 		n.Drain, n.LaunchFailures = false, 0
+		waive(n)
 		if n.State == nodeUp {
 			n.Reason, n.ReasonBy, n.ReasonTime = "", "", nil
 		}

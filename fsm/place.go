@@ -179,10 +179,16 @@ func (c *placementCheck) node(number, epoch uint32, g *apiv1.NodeGroup) *apiv1.E
 		return refuse("NODE_NOT_IN_PARTITION", subject, "node %s is not in partition %s", name, c.partition)
 	case shape.Count(g.CpuMask) == 0:
 		return refuse("PLACEMENT_INVALID", subject, "the placement takes no CPU of node %s", name)
-	case beyond(g.CpuMask, n.Spec.Cpus), beyond(g.GpuMask, uint32(len(n.Spec.Gpus))):
+	case shape.Beyond(g.CpuMask, n.Spec.Cpus), shape.Beyond(g.GpuMask, uint32(len(n.Spec.Gpus))):
 		return refuse("PLACEMENT_INVALID", subject, "the placement takes devices that node %s does not have", name)
 	}
 	c.seen[number] = true
+	if refusal := checkGres(n, g); refusal != nil {
+		return refusal
+	}
+	if refusal := c.usable(n, g); refusal != nil {
+		return refusal
+	}
 	return c.free(n, g)
 }
 
@@ -190,21 +196,25 @@ func (c *placementCheck) node(number, epoch uint32, g *apiv1.NodeGroup) *apiv1.E
 func (c *placementCheck) free(n *apiv1.Node, g *apiv1.NodeGroup) *apiv1.ErrorDetail {
 	name, subject := n.Spec.Name, "node "+n.Spec.Name
 	cpus, gpus, memory, others := n.CpusAllocatedMask, n.GpusAllocatedMask, n.MemoryAllocatedMb, n.Owners
+	gres := n.GresAllocated
 	if c.own != nil {
 		key := state.PackAttempt(c.own.JobId, c.own.Number)
 		if held, _ := holding(c.own, n.Number); held != nil {
 			if held.leftover {
 				return refuse("NODE_UNACCOUNTED", subject, "node %s has not accounted for an earlier placement of this attempt", name)
 			}
-			cpus, gpus, memory = without(cpus, held.cpus), without(gpus, held.gpus), memory-held.memory
+			cpus, gpus, memory = shape.Without(cpus, held.cpus), shape.Without(gpus, held.gpus), memory-held.memory
+			gres = shape.GresWithout(gres, held.gres)
 			others = slices.DeleteFunc(slices.Clone(others), func(o uint64) bool { return o == key })
 		}
 	}
 	switch {
-	case overlap(cpus, g.CpuMask):
+	case shape.Overlap(cpus, g.CpuMask):
 		return refuse("CPUS_TAKEN", subject, "CPUs of node %s that the placement takes belong to another job", name)
-	case overlap(gpus, g.GpuMask):
+	case shape.Overlap(gpus, g.GpuMask):
 		return refuse("GPUS_TAKEN", subject, "GPUs of node %s that the placement takes belong to another job", name)
+	case shape.GresOverlap(gres, g.Gres):
+		return refuse("GRES_TAKEN", subject, "devices of node %s that the placement takes belong to another job", name)
 	case memory+g.MemoryMb > n.Spec.MemoryMb || memory+g.MemoryMb < memory:
 		return refuse("MEMORY_TAKEN", subject, "node %s has %d MiB of memory, %d are taken, %d more are asked for",
 			name, n.Spec.MemoryMb, memory, g.MemoryMb)
@@ -248,7 +258,7 @@ func (m *Machine) leaveNodes(a *apiv1.Attempt, to *apiv1.Placement) {
 			} else {
 				next.Leftovers = append(next.Leftovers, &apiv1.Leftover{
 					Node: n, Placement: a.Fence.Placement, Epoch: a.Placement.Epochs[i],
-					CpuMask: g.CpuMask, GpuMask: g.GpuMask, MemoryMb: g.MemoryMb,
+					CpuMask: g.CpuMask, GpuMask: g.GpuMask, MemoryMb: g.MemoryMb, Gres: g.Gres,
 				})
 				m.s.Touch(n)
 			}
@@ -331,7 +341,7 @@ func (m *Machine) putFirstStep(job *apiv1.Job, a *apiv1.Attempt) {
 		step.Spec.Name, step.NumTasks = "batch", 1
 		step.NodeList = m.s.Node(g.Nodes[0]).Spec.Name
 		step.Placement = &apiv1.Placement{Epochs: a.Placement.Epochs[:1], Groups: []*apiv1.NodeGroup{
-			{Nodes: g.Nodes[:1], CpuMask: g.CpuMask, GpuMask: g.GpuMask, MemoryMb: g.MemoryMb, Tasks: 1},
+			{Nodes: g.Nodes[:1], CpuMask: g.CpuMask, GpuMask: g.GpuMask, MemoryMb: g.MemoryMb, Tasks: 1, Gres: g.Gres},
 		}}
 	default:
 		step.Spec.Name = path.Base(spec.Args[0])

@@ -72,6 +72,7 @@ var current = must(New(Max, map[protoreflect.Name]uint32{
 	"muster.api.v1.Gpu.device_files":               2,
 	"muster.api.v1.Gpu.nvlinks":                    2,
 	"muster.api.v1.NodeSpec.gres":                  2,
+	"muster.api.v1.PreparedNode.pmi_port":          2,
 	"muster.api.v1.Settings.prolog":                2,
 	"muster.api.v1.Settings.epilog":                2,
 	"muster.api.v1.Settings.task_prolog":           2,

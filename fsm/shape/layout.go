@@ -2,7 +2,6 @@ package shape
 
 import (
 	"fmt"
-	"math/bits"
 	"slices"
 
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
@@ -20,15 +19,6 @@ type Share struct {
 	MemoryMB uint64
 	// Epoch is the node's epoch in the placement.
 	Epoch uint32
-}
-
-// Count returns the number of devices in a mask.
-func Count(mask []uint64) uint64 {
-	n := 0
-	for _, w := range mask {
-		n += bits.OnesCount64(w)
-	}
-	return uint64(n)
 }
 
 // MaxTasks bounds the tasks of a step; see docs/limits.md.

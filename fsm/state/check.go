@@ -15,6 +15,8 @@ func (v *View) CheckIndexes() error {
 	var active []uint32
 	var live []uint64
 	var onNode []nodeAttempt
+	var liveSteps []stepKey
+	var ailing []uint32
 	var counts [stateCount]int
 	changes := make(map[changeKey]bool)
 	for j := range v.Jobs(0) {
@@ -37,10 +39,16 @@ func (v *View) CheckIndexes() error {
 		changes[changeKey{rev: RevOf(a.Revision), kind: ChangeAttempt, a: key}] = true
 	}
 	for key, s := range v.steps.All() {
+		if !StepEnded(s.State) {
+			liveSteps = append(liveSteps, key)
+		}
 		changes[changeKey{rev: RevOf(s.Revision), kind: ChangeStep, a: key.attempt, b: key.order}] = true
 	}
 	for n := range v.Nodes() {
 		changes[changeKey{rev: RevOf(n.Revision), kind: ChangeNode, a: uint64(n.Number)}] = true
+		if Ailing(n) {
+			ailing = append(ailing, n.Number)
+		}
 		if v.NodeByName(n.Spec.Name) != n {
 			return fmt.Errorf("node %s is not found by its name", n.Spec.Name)
 		}
@@ -66,6 +74,10 @@ func (v *View) CheckIndexes() error {
 		return fmt.Errorf("the index of live attempts is %v, there are %v", slices.Collect(v.live.All()), live)
 	case !slices.Equal(onNode, slices.Collect(v.onNode.All())):
 		return fmt.Errorf("the index of attempts by node is %v, there are %v", slices.Collect(v.onNode.All()), onNode)
+	case !slices.Equal(liveSteps, slices.Collect(v.liveSteps.All())):
+		return fmt.Errorf("the index of live steps is %v, there are %v", slices.Collect(v.liveSteps.All()), liveSteps)
+	case !slices.Equal(ailing, slices.Collect(v.ailing.All())):
+		return fmt.Errorf("the index of ailing nodes is %v, there are %v", slices.Collect(v.ailing.All()), ailing)
 	case v.touched.Len() != v.nodes.Len() || v.touchedAt.Len() != v.nodes.Len() || v.nodeNames.Len() != v.nodes.Len():
 		return fmt.Errorf("there are %d nodes, %d names and %d, %d touches", v.nodes.Len(), v.nodeNames.Len(), v.touched.Len(), v.touchedAt.Len())
 	case v.expiry.Len() != v.requests.Len():

@@ -193,7 +193,7 @@ func (l *loader) cluster(c *logv1.Cluster) error {
 	l.seen = true
 	s := l.State
 	s.clusterID, s.level, s.now, s.View.revision = c.ClusterId, c.Level, c.StateTime, c.Revision
-	s.nextJob, s.nextNode = c.NextJobId, c.NextNodeNumber
+	s.nextJob, s.nextNode, s.healthDrains = c.NextJobId, c.NextNodeNumber, c.HealthDrains
 	if c.Configuration != nil {
 		if err := s.Configure(c.Configuration, c.ConfigurationRevision); err != nil {
 			return err

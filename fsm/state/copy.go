@@ -139,6 +139,7 @@ func CopyStep(from *apiv1.Step) *apiv1.Step {
 		PartRanks:     from.PartRanks,
 		FirstExecTime: from.FirstExecTime,
 		LastExecTime:  from.LastExecTime,
+		ElapsedMs:     from.ElapsedMs,
 	}
 }
 

@@ -68,6 +68,7 @@ func (s *State) RemoveJob(id uint32) {
 	for _, step := range slices.Collect(s.Steps(id)) {
 		key := stepKeyOf(id, step.Attempt, step.Id)
 		s.steps.Delete(key)
+		s.liveSteps.Delete(key)
 		s.changes.Delete(changeKey{rev: RevOf(step.Revision), kind: ChangeStep, a: key.attempt, b: key.order})
 	}
 	for _, a := range slices.Collect(s.Attempts(id)) {
@@ -129,7 +130,17 @@ func (s *State) PutStep(step *apiv1.Step) {
 	key := stepKeyOf(step.JobId, step.Attempt, step.Id)
 	old, _ := s.steps.Get(key)
 	s.steps.Put(key, step)
+	if StepEnded(step.State) {
+		s.liveSteps.Delete(key)
+	} else {
+		s.liveSteps.Put(key)
+	}
 	s.changed(ChangeStep, key.attempt, key.order, old.GetRevision(), step.Revision)
+}
+
+// Ailing reports whether checks found something on a node, or drained it.
+func Ailing(n *apiv1.Node) bool {
+	return len(n.Conditions) > 0 || n.DrainedByHealth || n.HealthDrainWithheld
 }
 
 // PutNode stores a node. Its revision must be set. It does not touch the node: see Touch.
@@ -141,6 +152,11 @@ func (s *State) PutNode(n *apiv1.Node) {
 		s.admit(n, nil)
 	} else if old.Spec != n.Spec {
 		s.admit(n, old.Spec)
+	}
+	if Ailing(n) {
+		s.ailing.Put(n.Number)
+	} else if old != nil && Ailing(old) {
+		s.ailing.Delete(n.Number)
 	}
 	s.changed(ChangeNode, uint64(n.Number), 0, old.GetRevision(), n.Revision)
 }

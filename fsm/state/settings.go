@@ -25,6 +25,8 @@ func Defaults(set *apiv1.Settings) *apiv1.Settings {
 		{&full.LostLimitPercent, 20},
 		{&full.FinishedJobRetentionS, 604_800},
 		{&full.MaxActiveJobs, 1_000_000},
+		{&full.PrologTimeoutS, 300},
+		{&full.HealthDrainPercent, 5},
 	} {
 		if *f.field == 0 {
 			*f.field = f.value

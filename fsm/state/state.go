@@ -54,6 +54,10 @@ func New() *State {
 	s.nodeNames = table.NewIndex(func(a, b nodeName) bool { return a.name < b.name })
 	s.changes = table.NewIndex(lessChange)
 	s.expiry = table.NewIndex(func(a, b expiryKey) bool { return a.ns < b.ns || a.ns == b.ns && lessRequest(a.id, b.id) })
+	s.liveSteps = table.NewIndex(func(a, b stepKey) bool {
+		return a.attempt < b.attempt || a.attempt == b.attempt && a.order < b.order
+	})
+	s.ailing = table.NewIndex(less32)
 	s.touched = table.NewIndex(func(a, b touch) bool { return a.node < b.node })
 	s.touchedAt = table.NewIndex(func(a, b touch) bool {
 		c := a.rev.Compare(b.rev)
@@ -72,6 +76,7 @@ func (s *State) Publish() *View {
 	v.requests, v.tombstones = s.requests.Clone(), s.tombstones.Clone()
 	v.pending, v.active, v.live, v.onNode = s.pending.Clone(), s.active.Clone(), s.live.Clone(), s.onNode.Clone()
 	v.nodeNames, v.changes, v.expiry = s.nodeNames.Clone(), s.changes.Clone(), s.expiry.Clone()
+	v.liveSteps, v.ailing = s.liveSteps.Clone(), s.ailing.Clone()
 	v.touched, v.touchedAt = s.touched.Clone(), s.touchedAt.Clone()
 	v.digest = v.sum(s.hash)
 	return &v
@@ -109,6 +114,7 @@ func (v *View) Cluster() *logv1.Cluster {
 	return &logv1.Cluster{
 		ClusterId: v.clusterID, Level: v.level, Configuration: v.configuration, ConfigurationRevision: v.configuredAt,
 		NextJobId: v.nextJob, NextNodeNumber: v.nextNode, StateTime: v.now, Revision: v.revision,
+		HealthDrains: v.healthDrains,
 	}
 }
 
@@ -142,6 +148,9 @@ func (s *State) SetLevel(level uint32) {
 	s.level = level
 	s.clusterChanged()
 }
+
+// SetHealthDrains replaces the times of the drains by checks. The list belongs to the state from then on.
+func (s *State) SetHealthDrains(times []*timestamppb.Timestamp) { s.healthDrains = times }
 
 // Configure replaces the configuration. It fails without effect if a partition's nodes cannot be read.
 func (s *State) Configure(c *apiv1.Configuration, revision *apiv1.Revision) error {

@@ -27,6 +27,7 @@ type View struct {
 	nextNode      uint32
 	now           *timestamppb.Timestamp
 	revision      *apiv1.Revision
+	healthDrains  []*timestamppb.Timestamp // oldest first; replaced, never changed in place
 
 	// tables; what is in them is the state, with the singleton part
 	jobs       *table.Table[uint32, *apiv1.Job]
@@ -46,8 +47,10 @@ type View struct {
 	nodeNames *table.Index[nodeName]
 	changes   *table.Index[changeKey]
 	expiry    *table.Index[expiryKey]
-	touched   *table.Index[touch] // by node
-	touchedAt *table.Index[touch] // by revision
+	liveSteps *table.Index[stepKey] // of steps that have not ended
+	ailing    *table.Index[uint32]  // nodes with conditions or a drain by them
+	touched   *table.Index[touch]   // by node
+	touchedAt *table.Index[touch]   // by revision
 	byState   [stateCount]int
 	uploads   int
 
@@ -206,6 +209,21 @@ func (v *View) AttemptSteps(job, attempt uint32) iter.Seq[*apiv1.Step] {
 	}
 }
 
+// LiveSteps yields the steps of one attempt that have not ended; the batch step comes before the others.
+func (v *View) LiveSteps(job, attempt uint32) iter.Seq[*apiv1.Step] {
+	of := PackAttempt(job, attempt)
+	return func(yield func(*apiv1.Step) bool) {
+		for key := range v.liveSteps.From(stepKey{of, 0}) {
+			if key.attempt != of {
+				return
+			}
+			if s, _ := v.steps.Get(key); !yield(s) {
+				return
+			}
+		}
+	}
+}
+
 // LastStep returns the step with the highest id of an attempt, the batch step not counted, or nil.
 func (v *View) LastStep(job, attempt uint32) *apiv1.Step {
 	key, s, found := v.steps.Before(stepKey{PackAttempt(job, attempt), ^uint32(0)})
@@ -232,6 +250,20 @@ func (v *View) NodeByName(name string) *apiv1.Node {
 
 // Nodes yields the nodes by number.
 func (v *View) Nodes() iter.Seq[*apiv1.Node] { return values(v.nodes.All()) }
+
+// AilingNodes yields the nodes that checks found something on, or that are drained because of that, by number.
+func (v *View) AilingNodes() iter.Seq[*apiv1.Node] {
+	return func(yield func(*apiv1.Node) bool) {
+		for number := range v.ailing.All() {
+			if !yield(v.Node(number)) {
+				return
+			}
+		}
+	}
+}
+
+// HealthDrains returns the state times of the drains by checks within the last hour before the last of them, oldest first.
+func (v *View) HealthDrains() []*timestamppb.Timestamp { return v.healthDrains }
 
 // NodeCount returns the number of nodes that ever joined.
 func (v *View) NodeCount() int { return v.nodes.Len() }
