@@ -70,7 +70,6 @@ const (
 	CodeProbeStuck      = "GPU_PROBE_STUCK"
 	CodeDriverUnknown   = "GPU_DRIVER_UNKNOWN"
 	codeXidPrefix       = "GPU_XID_"
-	codeNotReadYet      = "GPU_NOT_READ_YET"
 	sentenceNotReadYet  = "the node's GPUs have not been read yet"
 	clearsWithNextProbe = "the next reading that succeeds"
 )
