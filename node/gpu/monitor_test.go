@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -135,13 +136,55 @@ func TestProbesThatCannotBeKilledAreLeftAndNotMultiplied(t *testing.T) {
 	waitFor(t, "a new probe", func() bool { return len(b.starts("watch")) > maxStuck })
 }
 
+// TestAFrozenProbeIsLeftBehind uses a real process that SIGKILL does not end: one in a frozen control group (version 1).
+func TestAFrozenProbeIsLeftBehind(t *testing.T) {
+	group, err := os.MkdirTemp("/sys/fs/cgroup/freezer", "muster-gpu-test-")
+	if err != nil {
+		t.Skipf("needs a writable cgroup v1 freezer: %v", err)
+	}
+	b := newBench(t, "hang", nil)
+	p, err := b.m.children.start("watch", "--", "hang", b.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(file, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(group, file), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		write("freezer.state", "THAWED")
+		waitFor(t, "the thawed probe is collected", func() bool {
+			b.m.children.mu.Lock()
+			defer b.m.children.mu.Unlock()
+			b.m.children.reap()
+			return len(b.m.children.stuck) == 0
+		})
+		if err := os.Remove(group); err != nil {
+			t.Error(err)
+		}
+	})
+	waitFor(t, "the probe runs", func() bool { return len(b.starts("watch")) > 0 })
+	write("cgroup.procs", strconv.Itoa(p.pid))
+	write("freezer.state", "FROZEN")
+	waitFor(t, "the probe is frozen", func() bool {
+		state, err := os.ReadFile(filepath.Join(group, "freezer.state"))
+		return err == nil && strings.TrimSpace(string(state)) == "FROZEN"
+	})
+	began := time.Now()
+	if how := p.end(0); !strings.Contains(how, "can't be killed") || time.Since(began) > 10*killWait {
+		t.Errorf("a frozen probe ended after %v: %s", time.Since(began), how)
+	}
+}
+
 func TestNumbersAndErrorsSurviveTheAgentAndErrorsNotTheBoot(t *testing.T) {
 	memory := filepath.Join(t.TempDir(), "gpus")
 	first := newBench(t, "follow", func(c *Config) { c.Memory = memory })
 	stop := first.run()
 	first.say("watch", inventoryEvent(machineOf(4)), healthEvent(wellness(4)), xidEvent("GPU-1", 119), xidEvent("GPU-1", 119))
-	first.await("two errors", func(f []Finding) bool {
-		x := find(f, "GPU_XID_119")
+	waitFor(t, "two errors", func() bool {
+		x := find(first.m.Health(), "GPU_XID_119")
 		return x != nil && strings.Contains(x.Reason, "2 times")
 	})
 	stop()
