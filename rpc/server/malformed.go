@@ -2,8 +2,6 @@ package server
 
 import (
 	"fmt"
-	"strings"
-	"unicode"
 
 	"connectrpc.com/connect/v2"
 	"google.golang.org/protobuf/proto"
@@ -27,10 +25,28 @@ func tooMany(subject string, n, limit int) error {
 		fmt.Sprintf("the request has %d %s; the limit is %d: split it", n, subject, limit))
 }
 
+// encode returns the encoding by which repetitions of a request are recognised.
+func encode(message proto.Message) ([]byte, error) {
+	encoded, err := proto.MarshalOptions{Deterministic: true}.Marshal(message)
+	if err != nil {
+		return nil, malformed("", "the request cannot be encoded: %v", err)
+	}
+	return encoded, nil
+}
+
 // known refuses messages with fields that this program does not know. What is proposed is stored and applied by every
 // controller, and a controller that meets an unknown field in an entry has to stop: so it must not get that far.
 func known(message proto.Message) error {
-	if name := unknownIn(message.ProtoReflect()); name != "" {
+	encoded, err := encode(message)
+	if err != nil {
+		return err
+	}
+	return knownIn(message, encoded)
+}
+
+// knownIn is known for a message whose encoding is at hand.
+func knownIn(message proto.Message, encoded []byte) error {
+	if name := schemaOf(message).unknown(encoded); name != "" {
 		return rpc.Refuse(connect.CodeInvalidArgument, "UNKNOWN_FIELD", name, fmt.Sprintf(
 			"the request has a field in %s that this controller does not know: the client is newer than the cluster; upgrade the controllers first", name))
 	}
@@ -41,7 +57,11 @@ func known(message proto.Message) error {
 // not obey them, and a line break would forge lines of output that programs read. Arguments and command lines may contain
 // anything; who shows them quotes them.
 func printable(message proto.Message) error {
-	if name := unprintableIn(message.ProtoReflect()); name != "" {
+	encoded, err := encode(message)
+	if err != nil {
+		return err
+	}
+	if name := schemaOf(message).unprintable(encoded); name != "" {
 		return malformed(name, "the %s contains a control character, such as a line break or an escape: leave it out", name)
 	}
 	return nil
@@ -49,59 +69,6 @@ func printable(message proto.Message) error {
 
 // mayControl are the fields that programs take as they are.
 var mayControl = map[protoreflect.Name]bool{"args": true, "command_line": true}
-
-// unprintableIn returns the name of a text field in m that contains a control character, or "".
-func unprintableIn(m protoreflect.Message) string {
-	found := ""
-	check := func(field protoreflect.FieldDescriptor, value protoreflect.Value) {
-		switch {
-		case field.Message() != nil:
-			found = unprintableIn(value.Message())
-		case field.Kind() == protoreflect.StringKind && strings.ContainsFunc(value.String(), unicode.IsControl):
-			found = string(field.Name())
-		}
-	}
-	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
-		if field.IsMap() || mayControl[field.Name()] {
-			return true // no message that is proposed has a map
-		}
-		if !field.IsList() {
-			check(field, value)
-			return found == ""
-		}
-		for i := range value.List().Len() {
-			if check(field, value.List().Get(i)); found != "" {
-				return false
-			}
-		}
-		return true
-	})
-	return found
-}
-
-// unknownIn returns the name of a message in m that has unknown fields, or "".
-func unknownIn(m protoreflect.Message) string {
-	if len(m.GetUnknown()) > 0 {
-		return string(m.Descriptor().FullName())
-	}
-	found := ""
-	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
-		if field.Message() == nil || field.IsMap() {
-			return true // no message that is proposed has a map
-		}
-		if !field.IsList() {
-			found = unknownIn(value.Message())
-			return found == ""
-		}
-		for i := range value.List().Len() {
-			if found = unknownIn(value.List().Get(i).Message()); found != "" {
-				return false
-			}
-		}
-		return true
-	})
-	return found
-}
 
 // detailOf returns the detail in an error, or one made of it.
 func detailOf(err error, subject string) *apiv1.ErrorDetail {

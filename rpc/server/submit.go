@@ -34,13 +34,16 @@ func (s *Server) submit(ctx context.Context, request *apiv1.SubmitJobsRequest) (
 	if err := tooMany("jobs", len(request.Jobs), rpc.MaxJobsPerSubmit); err != nil {
 		return nil, err
 	}
-	if err := known(request); err != nil {
+	encoded, err := encode(request)
+	if err != nil {
+		return nil, err
+	}
+	if err := knownIn(request, encoded); err != nil {
 		return nil, err
 	}
 	var command *logv1.Command
-	var err error
 	if !request.ValidateOnly {
-		if command, err = stamp(ctx, request.RequestId, request); err != nil {
+		if command, err = stampEncoded(ctx, request.RequestId, encoded); err != nil {
 			return nil, err
 		}
 	}
@@ -50,13 +53,15 @@ func (s *Server) submit(ctx context.Context, request *apiv1.SubmitJobsRequest) (
 	}
 	// What a view here refuses is looked at again in one that is certainly new: partitions and nodes may have come.
 	newest := sync.OnceValues(func() (*fsm.View, error) { return s.view(ctx, nil) })
+	// Nearly always the request as a whole has no control character; then its jobs need not be looked at one by one.
+	printed := schemaOf(request).unprintable(encoded) == ""
 	submissions := make([]*submission, len(request.Jobs))
 	if request.ValidateOnly {
-		return s.validate(ctx, view, newest, request)
+		return s.validate(ctx, view, newest, request, printed)
 	}
 	refused := false
 	for i, job := range request.Jobs {
-		if submissions[i], err = s.prepare(ctx, view, newest, i, job); err != nil {
+		if submissions[i], err = s.prepare(ctx, view, newest, i, job, printed); err != nil {
 			return nil, err
 		}
 		refused = refused || submissions[i].refusal != nil
@@ -69,10 +74,11 @@ func (s *Server) submit(ctx context.Context, request *apiv1.SubmitJobsRequest) (
 }
 
 // validate says of each job what a submission would; nothing is proposed.
-func (s *Server) validate(ctx context.Context, view *fsm.View, newest func() (*fsm.View, error), request *apiv1.SubmitJobsRequest) (*apiv1.SubmitJobsResponse, error) {
+func (s *Server) validate(ctx context.Context, view *fsm.View, newest func() (*fsm.View, error), request *apiv1.SubmitJobsRequest,
+	printed bool) (*apiv1.SubmitJobsResponse, error) {
 	response := &apiv1.SubmitJobsResponse{Revision: view.Revision()}
 	for i, job := range request.Jobs {
-		sub, err := s.prepare(ctx, view, newest, i, job)
+		sub, err := s.prepare(ctx, view, newest, i, job, printed)
 		if err != nil {
 			return nil, err
 		}
@@ -104,8 +110,10 @@ func (s *Server) answered(ctx context.Context, command *logv1.Command) bool {
 	return err == nil && view.Request(requestKey(command.RequestId)) != nil
 }
 
-// prepare makes a job ready to be proposed, or refuses it. An error means that neither could be found out.
-func (s *Server) prepare(ctx context.Context, view *fsm.View, newest func() (*fsm.View, error), index int, job *apiv1.JobSubmission) (*submission, error) {
+// prepare makes a job ready to be proposed, or refuses it. It writes into the job's specification: the request was stamped before.
+// printed says that the job has no control character where none may be. An error means that neither could be found out.
+func (s *Server) prepare(ctx context.Context, view *fsm.View, newest func() (*fsm.View, error), index int, job *apiv1.JobSubmission,
+	printed bool) (*submission, error) {
 	sub := &submission{index: index}
 	refuse := func(err error) (*submission, error) {
 		sub.refusal = detailOf(err, fmt.Sprintf("job %d of the request", index))
@@ -120,10 +128,12 @@ func (s *Server) prepare(ctx context.Context, view *fsm.View, newest func() (*fs
 		if err != nil {
 			return refuse(err)
 		}
-		spec = changed
+		spec, printed = changed, false
 	}
-	if err := printable(spec); err != nil {
-		return refuse(err)
+	if !printed {
+		if err := printable(spec); err != nil {
+			return refuse(err)
+		}
 	}
 	blobs := []struct {
 		name    string
@@ -134,7 +144,6 @@ func (s *Server) prepare(ctx context.Context, view *fsm.View, newest func() (*fs
 		{"script", job.Script, rpc.MaxScriptBytes, func(s *apiv1.JobSpec) *string { return &s.ScriptBlob }},
 		{"environment", job.Environment, rpc.MaxEnvironmentBytes, func(s *apiv1.JobSpec) *string { return &s.EnvironmentBlob }},
 	}
-	copied := false
 	for _, b := range blobs {
 		if len(b.content) == 0 {
 			continue
@@ -142,9 +151,6 @@ func (s *Server) prepare(ctx context.Context, view *fsm.View, newest func() (*fs
 		if len(b.content) > b.limit {
 			return refuse(rpc.Refuse(connect.CodeInvalidArgument, rpc.ReasonTooLarge, b.name, fmt.Sprintf(
 				"the %s has %d bytes; the limit is %d bytes (%d MiB)", b.name, len(b.content), b.limit, b.limit>>20)))
-		}
-		if !copied { // the request itself stays as it came in: its hash is stamped
-			spec, copied = proto.CloneOf(spec), true
 		}
 		content := blobOf(b.content)
 		*b.blob(spec) = content.Sha256
@@ -233,6 +239,9 @@ func partOf(command *logv1.Command, part int, op *logv1.Command) *logv1.Command 
 // split divides submissions so that the specs of each part fit into one log entry beside inline blobs. It depends on
 // nothing but the submissions, so that a repeated request is divided in the same way.
 func split(all []*submission) [][]*submission {
+	if len(all) == 1 {
+		return [][]*submission{all}
+	}
 	var parts [][]*submission
 	var part []*submission
 	size := 0

@@ -216,12 +216,17 @@ func (s *Server) noLeader(what string, sent, last, err error) error {
 
 // stamp makes the command for a user's request: who, which id, which content, which trace.
 func stamp(ctx context.Context, requestID string, request proto.Message) (*logv1.Command, error) {
-	if err := checkRequestID(requestID); err != nil {
+	encoded, err := encode(request)
+	if err != nil {
 		return nil, err
 	}
-	encoded, err := proto.MarshalOptions{Deterministic: true}.Marshal(request)
-	if err != nil {
-		return nil, rpc.Refuse(connect.CodeInvalidArgument, rpc.ReasonMalformed, "", "the request cannot be encoded: "+err.Error())
+	return stampEncoded(ctx, requestID, encoded)
+}
+
+// stampEncoded is stamp for a request whose encoding is at hand.
+func stampEncoded(ctx context.Context, requestID string, encoded []byte) (*logv1.Command, error) {
+	if err := checkRequestID(requestID); err != nil {
+		return nil, err
 	}
 	hash := sha256.Sum256(encoded)
 	command := &logv1.Command{RequestId: requestID, Principal: rpc.PrincipalOf(ctx), PayloadSha256: hash[:]}
