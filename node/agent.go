@@ -46,6 +46,10 @@ type Config struct {
 	Refusal func(error) *apiv1.ErrorDetail
 	// Supervisor is the path of the program muster-supervisor, absolute.
 	Supervisor string
+	// Supervisors are started ahead of steps; nil means a pool of this agent alone, which has IdleSupervisors of them.
+	Supervisors *run.Pool
+	// IdleSupervisors is how many supervisors the agent's own pool starts ahead.
+	IdleSupervisors int
 	// BindCPUs binds tasks to the CPUs of their allocation; only where CPUs were detected, not declared.
 	BindCPUs bool
 	// Commands is a directory of commands that jobs find at the end of their PATH, absolute; empty means none.
@@ -75,6 +79,9 @@ type Agent struct {
 	kernelBoot string
 	journal    *journal.Journal
 	accounts   *accounts
+	// supervisors launches them; own says that the pool is the agent's.
+	supervisors *run.Pool
+	own         bool
 	// forceAfter is the constant; tests have less patience.
 	forceAfter time.Duration
 
@@ -144,6 +151,9 @@ func Open(cfg Config) (*Agent, error) {
 	}
 	if a.cfg.Blobs == nil {
 		a.cfg.Blobs = NewBlobCache()
+	}
+	if a.supervisors = cfg.Supervisors; a.supervisors == nil {
+		a.supervisors, a.own = run.NewPool(cfg.Supervisor, cfg.IdleSupervisors, a.log), true
 	}
 	a.control.addresses = cfg.Addresses
 	// An instance lasts a boot, and so does this clock: numbers go on rising when the agent is started again.
@@ -233,6 +243,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.adopt(ctx)
 	if err := a.join(ctx); err != nil {
 		return quiet(ctx, err)
+	}
+	if a.own {
+		a.supervisors.Fill()
+		defer a.supervisors.Close()
 	}
 	a.wg.Go(func() { a.workLoop(ctx) })
 	a.poke(a.work)

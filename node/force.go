@@ -94,6 +94,6 @@ func supervises(pid int, dir string) bool {
 	if err != nil {
 		return false
 	}
-	args := bytes.Split(bytes.TrimSuffix(cmdline, []byte{0}), []byte{0})
+	args := bytes.Split(bytes.TrimRight(cmdline, "\x00"), []byte{0}) // one that was started ahead has room behind it
 	return len(args) >= 2 && string(args[len(args)-1]) == dir
 }

@@ -164,7 +164,7 @@ func (a *Agent) prepare(ctx context.Context, s *step) (*run.Handle, error) {
 		return nil, ctx.Err()
 	}
 	plan := a.plan(s, src, who, args, environ.Split(environment))
-	handle, err := run.Launch(ctx, s.dir, plan, a.cfg.Supervisor)
+	handle, err := a.supervisors.Launch(ctx, s.dir, plan)
 	if err != nil {
 		return nil, err
 	}

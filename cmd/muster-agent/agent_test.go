@@ -189,7 +189,7 @@ func start(t *testing.T, args ...string) *agent {
 		close(a.ready)
 	}()
 	go func() {
-		code := run(ctx, append(args, "--supervisor", supervisor, "--log-level", "error"), w, a.stderr)
+		code := runAgents(ctx, append(args, "--supervisor", supervisor, "--log-level", "error"), w, a.stderr)
 		w.Close()
 		a.code <- code
 	}()
@@ -355,13 +355,13 @@ func TestMistakesInTheCommandLineAreSaid(t *testing.T) {
 		{args(wild), 1, "--advertise"},
 	} {
 		var stderr strings.Builder
-		code := run(t.Context(), append([]string{"--supervisor", supervisor, "--log-level", "error"}, c.args...), io.Discard, &stderr)
+		code := runAgents(t.Context(), append([]string{"--supervisor", supervisor, "--log-level", "error"}, c.args...), io.Discard, &stderr)
 		if code != c.code || !strings.Contains(stderr.String(), c.says) {
 			t.Errorf("%q: ended with %d and said %q", c.args, code, stderr.String())
 		}
 	}
 	var stderr strings.Builder
-	if code := run(t.Context(), append(args(d), "--supervisor", "/no/such"), io.Discard, &stderr); code != 2 || !strings.Contains(stderr.String(), "/no/such") {
+	if code := runAgents(t.Context(), append(args(d), "--supervisor", "/no/such"), io.Discard, &stderr); code != 2 || !strings.Contains(stderr.String(), "/no/such") {
 		t.Errorf("without a supervisor it ended with %d: %s", code, &stderr)
 	}
 }

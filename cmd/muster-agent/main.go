@@ -20,17 +20,21 @@ import (
 	"syscall"
 
 	"github.com/muster-hpc/muster/node"
+	"github.com/muster-hpc/muster/node/run"
 	"github.com/muster-hpc/muster/ops/version"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	os.Exit(runAgents(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run is main without the process around it; it returns the exit code.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+// mostIdle bounds the supervisors that are started ahead of steps, whatever the number of nodes: each holds a few MiB.
+const mostIdle = 4
+
+// runAgents is main without the process around it; it returns the exit code.
+func runAgents(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	opts, err := parse(args, stderr)
 	if errors.Is(err, flag.ErrHelp) {
 		return 0
@@ -46,11 +50,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: opts.level}))
 	out := &lines{w: stdout}
 	blobs := node.NewBlobCache()
+	supervisors := run.NewPool(opts.supervisor, min(len(opts.nodes)+1, mostIdle), log)
+	supervisors.Fill()
+	defer supervisors.Close()
 	var wg sync.WaitGroup
 	failures := make([]error, len(opts.nodes))
 	for i, n := range opts.nodes {
 		wg.Go(func() {
-			if failures[i] = serveNode(ctx, n, opts.supervisor, blobs, out, log); failures[i] != nil {
+			if failures[i] = serveNode(ctx, n, supervisors, blobs, out, log); failures[i] != nil {
 				fmt.Fprintf(stderr, "muster-agent: node %s: %v\n", n.Name, failures[i])
 			}
 		})

@@ -16,6 +16,7 @@ import (
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
 
 	"github.com/muster-hpc/muster/node"
+	"github.com/muster-hpc/muster/node/run"
 	"github.com/muster-hpc/muster/node/serve"
 	"github.com/muster-hpc/muster/ops/pki"
 	"github.com/muster-hpc/muster/rpc"
@@ -29,7 +30,7 @@ const (
 )
 
 // serveNode runs one node until ctx ends (nil) or it fails.
-func serveNode(ctx context.Context, d declared, supervisor string, blobs *node.BlobCache, out *lines, log *slog.Logger) error {
+func serveNode(ctx context.Context, d declared, supervisors *run.Pool, blobs *node.BlobCache, out *lines, log *slog.Logger) error {
 	dir, err := d.absDir()
 	if err != nil {
 		return err
@@ -59,7 +60,7 @@ func serveNode(ctx context.Context, d declared, supervisor string, blobs *node.B
 	var once sync.Once
 	agent, err := node.Open(node.Config{
 		Dir: dir, Spec: spec, BootID: d.BootID, Addresses: d.Controllers, Controllers: controllers{calls}, Refusal: rpc.Detail,
-		Supervisor: supervisor, Commands: commands(), BindCPUs: bind, Blobs: blobs, Log: log,
+		Supervisors: supervisors, Commands: commands(), BindCPUs: bind, Blobs: blobs, Log: log,
 		Joined: func(*nodev1.JoinResponse) { once.Do(func() { out.print("ready %s %s", d.Name, spec.AgentAddress) }) },
 	})
 	if err != nil {

@@ -3,6 +3,9 @@
 //
 //	muster-supervisor DIR
 //
+// An agent also starts some ahead, which wait for their directory at a socket; they have the room for it as their argument,
+// and end when the agent does.
+//
 // It leaves with 0 when the step's result is on disk and it was dismissed or nobody came, 2 if it was called wrongly,
 // and 1 if it could not do its work.
 package main
@@ -25,8 +28,20 @@ func main() {
 		os.Exit(2)
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	if err := supervise.Run(os.Args[1], supervise.Config{Log: log, Times: supervise.DefaultTimes}); err != nil {
-		log.Error("the supervisor gives up", "dir", os.Args[1], "error", err)
+	config, dir := supervise.Config{Log: log, Times: supervise.DefaultTimes}, os.Args[1]
+	if supervise.IsIdle(dir) {
+		handed, err := supervise.Await(os.Args)
+		if err != nil {
+			log.Error("the supervisor that was started ahead gives up", "error", err)
+			os.Exit(1)
+		}
+		if handed == nil {
+			return
+		}
+		config.Handed, dir = handed, handed.Dir
+	}
+	if err := supervise.Run(dir, config); err != nil {
+		log.Error("the supervisor gives up", "dir", dir, "error", err)
 		os.Exit(1)
 	}
 }

@@ -31,9 +31,9 @@ func Conclude(ctx context.Context, dir string) (*supervisorv1.StepState, error) 
 		return state, err
 	}
 	state := &supervisorv1.StepState{Version: Version}
-	plan, err := ReadPlan(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+	plan, planErr := ReadPlan(dir)
+	if planErr == nil && plan.GetCookie() == "" { // as an empty file is read
+		planErr = fmt.Errorf("the plan in %s is damaged", dir)
 	}
 	_, err = os.Lstat(filepath.Join(dir, StartedFile))
 	switch {
@@ -42,6 +42,12 @@ func Conclude(ctx context.Context, dir string) (*supervisorv1.StepState, error) 
 		state.Sentence = "The supervisor ended before the step was started; its log in " + dir + " says more."
 	case err != nil:
 		return nil, fmt.Errorf("concluding the step in %s: %w", dir, err)
+	case planErr != nil:
+		crashed, err := bootedSince(dir)
+		if err != nil || !crashed { // its processes may be here, and without the plan nobody knows which they are
+			return nil, errors.Join(planErr, err)
+		}
+		lost(state, plan)
 	default:
 		if _, err := KillLeftovers(ctx, plan.GetCookie()); err != nil {
 			return nil, fmt.Errorf("concluding the step in %s: %w", dir, err)
@@ -52,6 +58,16 @@ func Conclude(ctx context.Context, dir string) (*supervisorv1.StepState, error) 
 		return nil, err
 	}
 	return state, nil
+}
+
+// bootedSince reports whether the machine was booted after the step's start: nothing of it can be left.
+func bootedSince(dir string) (bool, error) {
+	started, err := ReadStarted(dir)
+	if err != nil {
+		return false, err
+	}
+	boot, err := BootID()
+	return started.BootID != boot, err
 }
 
 // lost fills in the end of a step whose supervisor died with its tasks.

@@ -112,6 +112,22 @@ func WriteResult(dir string, state *supervisorv1.StepState) error {
 	return writeMessage(filepath.Join(dir, ResultFile), state)
 }
 
+// writePlan puts the plan where the supervisor finds it; it survives the agent, but not a crash of the machine.
+func writePlan(dir string, plan *supervisorv1.StepPlan) error {
+	path := filepath.Join(dir, PlanFile)
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(plan)
+	if err != nil {
+		return fmt.Errorf("encoding %s: %w", path, err)
+	}
+	if err := os.WriteFile(temporary(path), b, 0o600); err != nil {
+		return fmt.Errorf("writing %s: %w", path, err)
+	}
+	if err := os.Rename(temporary(path), path); err != nil {
+		return fmt.Errorf("writing %s: %w", path, err)
+	}
+	return nil
+}
+
 func readMessage(path string, m proto.Message) error {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -197,7 +213,7 @@ func ReadStarted(dir string) (Started, error) {
 	}
 	var s Started
 	var wall int64
-	// A torn file still means "started": its name was durable before its contents could matter.
+	// A torn or empty file still means "started": only its name is durable.
 	_, _ = fmt.Sscanf(string(bytes.TrimSpace(b)), "%s %d %d", &s.BootID, &s.BootNS, &wall)
 	s.Time = time.Unix(0, wall)
 	return s, nil
@@ -220,8 +236,9 @@ func MarkStarted(dir string) (Started, error) {
 		return Started{}, fmt.Errorf("recording the start: %w", err)
 	}
 	line := fmt.Sprintf("%s %d %d\n", s.BootID, s.BootNS, s.Time.UnixNano())
-	err = errors.Join(f.Chmod(0o600), writeAll(f, []byte(line)), f.Sync())
-	if err = errors.Join(err, f.Close(), SyncDir(dir)); err != nil {
+	// What counts after a crash of the machine is that the name is there; what is in the file is only of use before.
+	err = errors.Join(f.Chmod(0o600), writeAll(f, []byte(line)), f.Close())
+	if err = errors.Join(err, SyncDir(dir)); err != nil {
 		return Started{}, errors.Join(fmt.Errorf("recording the start: %w", err), os.Remove(path))
 	}
 	return s, nil

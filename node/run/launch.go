@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"syscall"
 
 	supervisorv1 "github.com/muster-hpc/muster/proto/muster/supervisor/v1"
 	"golang.org/x/sys/unix"
@@ -42,6 +41,11 @@ const (
 // Errors: ErrAlive (attach instead), ErrStarted (conclude instead: tasks were executed, or a result exists); otherwise the
 // node could not start a process, and nothing runs. ctx bounds the writing only.
 func Launch(ctx context.Context, dir string, plan *supervisorv1.StepPlan, supervisor string) (*Handle, error) {
+	return launchIn(ctx, dir, plan, func(fds *inheritance) error { return spawn(dir, supervisor, fds) })
+}
+
+// launchIn is Launch with any way to start the supervisor.
+func launchIn(ctx context.Context, dir string, plan *supervisorv1.StepPlan, start func(*inheritance) error) (*Handle, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("launching a supervisor: %w", err)
 	}
@@ -59,17 +63,21 @@ func Launch(ctx context.Context, dir string, plan *supervisorv1.StepPlan, superv
 		}
 	}
 	plan.Version = Version
-	if err := writeMessage(filepath.Join(dir, PlanFile), plan); err != nil {
+	// Not with fsync: after a crash of the machine nothing of the step is left that the plan could speak of.
+	if err := writePlan(dir, plan); err != nil {
 		return nil, err
 	}
 	if err := ReserveResult(dir, plan); err != nil {
 		return nil, err
 	}
-	return spawn(dir, supervisor, lock)
+	return connect(dir, lock, start)
 }
 
-// spawn starts the process with its listening socket, which this side makes, so that it can be dialled at once.
-func spawn(dir, supervisor string, lock *os.File) (*Handle, error) {
+// inheritance is what a supervisor gets from its agent. This side closes its copies.
+type inheritance struct{ listener, lock, log *os.File }
+
+// connect makes the listening socket on this side, so that it can be dialled at once, and starts a supervisor with it.
+func connect(dir string, lock *os.File, start func(*inheritance) error) (*Handle, error) {
 	listener, err := Listen(dir)
 	if err != nil {
 		return nil, err
@@ -80,26 +88,24 @@ func spawn(dir, supervisor string, lock *os.File) (*Handle, error) {
 		return nil, fmt.Errorf("opening the supervisor's log: %w", err)
 	}
 	defer log.Close()
-	cmd := exec.Command(supervisor, dir)
-	cmd.Dir = dir
-	// One thread of Go code and no collector below the memory limit: a supervisor starts fast and stays small.
-	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "GOMAXPROCS=1", "GOGC=off", "GOMEMLIMIT=16MiB",
-		"GOTRACEBACK=all", InheritedVariable + "=1"}
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.ExtraFiles = []*os.File{listener, lock}
-	pidfd := -1
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd}
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("starting the supervisor: %w", err)
-	}
-	// Ends with the supervisor, which may be long after the handle; it holds nothing but the process's number.
-	go collect(cmd, pidfd)
+	// Dialled before there is a supervisor: if that fails nothing runs.
 	conn, err := Dial(dir)
 	if err != nil {
-		// Nothing was started in it, so that after an error nothing runs.
-		return nil, errors.Join(fmt.Errorf("connecting to the new supervisor: %w", err), cmd.Process.Kill())
+		return nil, fmt.Errorf("connecting to the new supervisor: %w", err)
+	}
+	if err := start(&inheritance{listener, lock, log}); err != nil {
+		return nil, errors.Join(err, conn.Close())
 	}
 	return newHandle(conn), nil
+}
+
+// spawn starts a supervisor of its own for the directory.
+func spawn(dir, supervisor string, fds *inheritance) error {
+	cmd := command(supervisor, dir, InheritedVariable+"=1")
+	cmd.Dir = dir
+	cmd.Stdout, cmd.Stderr = fds.log, fds.log
+	cmd.ExtraFiles = []*os.File{fds.listener, fds.lock}
+	return launch(cmd)
 }
 
 // collect waits for a supervisor so that it does not stay a zombie. It waits in the poller: in a system call, each

@@ -27,6 +27,9 @@ const (
 	// output nor a process that was stopped counts as a silent agent.
 	drainAfterEnd = 5 * time.Second
 	drainLook     = 250 * time.Millisecond
+	// watchAfter is when the controllers begin to be asked for the step's end: short steps are over by then, and longer ones
+	// do not notice.
+	watchAfter = 250 * time.Millisecond
 	// retryFirst and retryMost bound the pause before an agent or the controllers are asked again.
 	retryFirst = 20 * time.Millisecond
 	retryMost  = time.Second
@@ -458,6 +461,9 @@ func (a *attachment) tell(ctx context.Context, e event) {
 func (a *attachment) watch(ctx context.Context) {
 	pause := retryFirst
 	said := false
+	if a.options.Created != nil { // the record is new
+		sleep(ctx, watchAfter)
+	}
 	for ctx.Err() == nil {
 		answer, err := a.cluster.Jobs().GetStep(ctx, a.question(stepPoll))
 		switch {

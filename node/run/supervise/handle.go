@@ -103,6 +103,9 @@ func (s *supervisor) execute(env []string) {
 		}
 		t.execute(s.plan, s.ready, i, s.mpi.environment(t, env))
 		cpus.release()
+		if t.untold != nil {
+			s.log.Warn("a task has no SLURM_TASK_PID", "rank", t.plan.GetRank(), "error", t.untold)
+		}
 		if e := t.exit.GetLaunchError(); e != "" {
 			s.log.Warn("a task was not executed", "rank", t.plan.GetRank(), "error", e)
 			if !said[e] { // the first task tells it for all of this node

@@ -25,6 +25,7 @@ const (
 	hasty    = "supervisor-hasty"     // short bounds
 	fullDisk = "supervisor-full-disk" // the first tries to write the result fail
 	agent    = "agent"                // launches a supervisor in its argument, then sleeps
+	pooling  = "agent-pooling"        // the same, with a pool of two
 )
 
 var programs string // directory with links to the test program
@@ -45,12 +46,24 @@ func TestMain(m *testing.M) {
 			}
 			return run.WriteResult(dir, state)
 		}
-	case agent:
+	case agent, pooling:
 		os.Exit(actAsAgent())
 	default:
 		os.Exit(runTests(m))
 	}
-	if err := supervise.Run(os.Args[1], config); err != nil {
+	dir := os.Args[1]
+	if supervise.IsIdle(dir) {
+		handed, err := supervise.Await(os.Args)
+		if handed == nil {
+			if err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			os.Exit(0)
+		}
+		config.Handed, dir = handed, handed.Dir
+	}
+	if err := supervise.Run(dir, config); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -66,7 +79,7 @@ func runTests(m *testing.M) int {
 		panic(err)
 	}
 	defer os.RemoveAll(programs)
-	for _, name := range []string{normal, hasty, fullDisk, agent} {
+	for _, name := range []string{normal, hasty, fullDisk, agent, pooling} {
 		if err := os.Symlink(self, filepath.Join(programs, name)); err != nil {
 			panic(err)
 		}
@@ -81,7 +94,13 @@ func actAsAgent() int {
 	if err != nil {
 		panic(err)
 	}
-	h, err := run.Launch(context.Background(), dir, plan, supervisor)
+	ahead := 0
+	if filepath.Base(os.Args[0]) == pooling {
+		ahead = 2
+	}
+	pool := run.NewPool(supervisor, ahead, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	pool.Fill()
+	h, err := pool.Launch(context.Background(), dir, plan)
 	if err != nil {
 		panic(err)
 	}

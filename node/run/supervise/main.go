@@ -23,6 +23,8 @@ type Config struct {
 	Times Times
 	// WriteResult puts the final state on disk; run.WriteResult in production. nil means that.
 	WriteResult func(dir string, state *supervisorv1.StepState) error
+	// Handed is what Await returned; nil for a supervisor that was started for its step.
+	Handed *run.Handed
 }
 
 // Run is the life of a supervisor: it returns when the step ended, its result is on disk, and it was dismissed or
@@ -35,11 +37,12 @@ func Run(dir string, c Config) error {
 	if err := os.Chdir(dir); err != nil {
 		return fmt.Errorf("entering the step's directory: %w", err)
 	}
-	inherited := os.Getenv(run.InheritedVariable) == "1"
-	if err := secure(); err != nil {
-		return err
+	if c.Handed == nil {
+		if err := secure(); err != nil {
+			return err
+		}
 	}
-	lock, socket, err := take(inherited)
+	lock, socket, err := take(c.Handed)
 	if err != nil {
 		return err
 	}
@@ -99,8 +102,11 @@ func defaultAction(sig unix.Signal) error {
 }
 
 // take gets the lock and the listening socket, from the agent or by itself.
-func take(inherited bool) (lock, socket *os.File, err error) {
-	if inherited {
+func take(handed *run.Handed) (lock, socket *os.File, err error) {
+	if handed != nil {
+		return handed.Lock, handed.Listener, nil
+	}
+	if os.Getenv(run.InheritedVariable) == "1" {
 		return os.NewFile(run.LockFD, run.LockFile), os.NewFile(run.ListenerFD, run.SocketFile), nil
 	}
 	if lock, err = run.Lock("."); err != nil {

@@ -24,6 +24,8 @@ type task struct {
 	reaped bool
 	// exit is set when it ended.
 	exit *apiv1.TaskExit
+	// untold is why it does not find its process id in its environment; nil if it does, or was not to.
+	untold error
 }
 
 func (t *task) end(exit *apiv1.TaskExit) {
@@ -54,9 +56,8 @@ func (t *task) execute(plan *supervisorv1.StepPlan, p *prepared, i int, more []s
 		if os.Geteuid() == 0 {
 			attr.Sys.Credential = &syscall.Credential{Uid: plan.GetUid(), Gid: plan.GetGid(), Groups: plan.GetGroups()}
 		}
-		pid, err := syscall.ForkExec(ready.program, t.plan.GetArgs(), attr)
+		err := t.start(ready.program, attr)
 		if err == nil {
-			t.pid = pid
 			return
 		}
 		failure = errno(err)

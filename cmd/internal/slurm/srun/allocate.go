@@ -39,7 +39,7 @@ func (r *run) allocate(ctx context.Context, cluster session.Cluster) int {
 	for _, warning := range result.GetWarnings() {
 		r.s.Line("warning: %s", warning)
 	}
-	q := &queue{run: r, cluster: cluster, id: result.GetJobId()}
+	q := &queue{run: r, cluster: cluster, id: result.GetJobId(), since: r.s.Now()}
 	return q.serve(ctx)
 }
 
@@ -48,32 +48,34 @@ type queue struct {
 	run     *run
 	cluster session.Cluster
 	id      uint32
-	said    bool // that the job waits
+	since   time.Time // when it was submitted
+	said    bool      // that the job waits
 }
 
 // serve waits for each attempt and attaches to it, until one has run or the job has ended.
 func (q *queue) serve(ctx context.Context) int {
 	r := q.run
-	for attempt := uint32(1); ; attempt++ {
-		job, err := q.await(ctx, attempt)
-		if err != nil {
-			return r.lost(err)
-		}
-		r.trace.Mark("allocated")
-		status := job.GetStatus()
-		r.trace.At("committed: submission", status.GetSubmitTime().AsTime())
-		attempt = status.GetAttempt()
-		if value.Ended(status.GetState()) && (attempt == 0 || status.GetStartTime() == nil) {
-			return q.over(job)
-		}
-		if q.said {
-			r.s.Line("job %d has been allocated resources", q.id)
-			q.said = false
-		}
-		step, err := q.cluster.Jobs().GetStep(ctx, &apiv1.GetStepRequest{JobId: q.id, StepId: 0, Attempt: attempt})
-		if err != nil {
-			submit.Explain(r.s, "Unable to run the job step", err)
-			return submit.CodeRefused
+	for attempt, step := uint32(1), q.soon(ctx); ; attempt, step = attempt+1, nil {
+		if step == nil {
+			job, err := q.await(ctx, attempt)
+			if err != nil {
+				return r.lost(err)
+			}
+			r.trace.Mark("allocated")
+			status := job.GetStatus()
+			attempt = status.GetAttempt()
+			if value.Ended(status.GetState()) && (attempt == 0 || status.GetStartTime() == nil) {
+				return q.over(job)
+			}
+			if q.said {
+				r.s.Line("job %d has been allocated resources", q.id)
+				q.said = false
+			}
+			step, err = q.cluster.Jobs().GetStep(ctx, &apiv1.GetStepRequest{JobId: q.id, StepId: 0, Attempt: attempt})
+			if err != nil {
+				submit.Explain(r.s, "Unable to run the job step", err)
+				return submit.CodeRefused
+			}
 		}
 		r.trace.Mark("step known")
 		r.trace.At("committed: placement", step.GetStep().GetCreateTime().AsTime())
@@ -86,6 +88,18 @@ func (q *queue) serve(ctx context.Context) int {
 		}
 		// The attempt ended before its program ran: the job waits for other nodes.
 	}
+}
+
+// soon returns the first attempt's step if the job gets its nodes at once, as on an idle cluster; nil if it waits, or has
+// ended. It saves opening a watch.
+func (q *queue) soon(ctx context.Context) *apiv1.GetStepResponse {
+	step, err := q.cluster.Jobs().GetStep(ctx, &apiv1.GetStepRequest{
+		JobId: q.id, StepId: 0, Attempt: 1, WaitBeginMs: uint32(sayQueued / time.Millisecond),
+	})
+	if err != nil {
+		return nil // whatever is wrong, the watch finds out
+	}
+	return step
 }
 
 // finalSoon tells whether the job has ended, so that no further attempt comes.
@@ -122,7 +136,7 @@ func (q *queue) await(ctx context.Context, attempt uint32) (*apiv1.Job, error) {
 		for range jobs { // closed when the watch has ended
 		}
 	}()
-	timer := time.NewTimer(sayQueued)
+	timer := time.NewTimer(max(0, sayQueued-r.s.Now().Sub(q.since)))
 	defer timer.Stop()
 	for {
 		select {

@@ -2,6 +2,8 @@ package srun
 
 import (
 	"fmt"
+	"io"
+	"os"
 	"strconv"
 	"strings"
 
@@ -30,6 +32,8 @@ func (r *run) readStreams() error {
 		spec.StdinPath = file
 	case rank != nil:
 		st.stdin, st.stdinRank = true, int(*rank)
+	case isNull(r.s.Stdin):
+		spec.StdinPath = os.DevNull // there is nothing to send: tasks read the same from their own
 	default:
 		st.stdin = true
 	}
@@ -65,6 +69,20 @@ func (r *run) readStreams() error {
 	}
 	st.noStdout, st.noStderr = spec.GetStdoutPath() != "", spec.GetStderrPath() != ""
 	return nil
+}
+
+// isNull tells whether a stream is /dev/null.
+func isNull(stream io.Reader) bool {
+	f, ok := stream.(*os.File)
+	if !ok {
+		return false
+	}
+	own, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	null, err := os.Stat(os.DevNull)
+	return err == nil && os.SameFile(own, null)
 }
 
 // stream reads one of the three options.
