@@ -81,11 +81,11 @@ func ParseGres(s string) (Gres, error) {
 func (g *Gres) complete() error {
 	switch {
 	case !isWord(g.Name):
-		return errors.New("Name is missing or has other characters than letters, digits, dot, dash and underscore")
+		return errors.New("Name is missing or not made of letters, digits and . - _ +")
 	case g.Name == "gpu":
 		return errors.New("GPUs are detected, or declared with --gpus, and not here")
 	case g.Type != "" && !isWord(g.Type):
-		return fmt.Errorf("type %q has other characters than letters, digits, dot, dash, plus and underscore", g.Type)
+		return fmt.Errorf("type %q is not made of letters, digits and . - _ +", g.Type)
 	case len(g.Files) > maxUnits:
 		return fmt.Errorf("%d files; at most %d", len(g.Files), maxUnits)
 	case len(g.Files) == 0 && g.Count == 0:

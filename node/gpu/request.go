@@ -32,7 +32,7 @@ func ParseRequest(s string) (Request, error) {
 		return Request{}, fmt.Errorf("%q is %w: %s", s, ErrRequest, fmt.Sprintf(format, args...))
 	}
 	if !isWord(r.Name) {
-		return wrong("the name %q has other characters than letters, digits, dot, dash and underscore", r.Name)
+		return wrong("the name %q is not made of letters, digits and . - _ +", r.Name)
 	}
 	rest := parts[1:]
 	if len(rest) > 2 {
@@ -51,7 +51,7 @@ func ParseRequest(s string) (Request, error) {
 	}
 	if len(rest) == 1 {
 		if r.Type = strings.ToLower(rest[0]); !isWord(r.Type) {
-			return wrong("the type %q has other characters than letters, digits, dot, dash, plus and underscore", r.Type)
+			return wrong("the type %q is not made of letters, digits and . - _ +", r.Type)
 		}
 		if _, err := strconv.ParseUint(r.Type, 10, 64); err == nil {
 			return wrong("there are two counts")
@@ -60,11 +60,12 @@ func ParseRequest(s string) (Request, error) {
 	return r, nil
 }
 
-// isWord reports whether a name or type is made of harmless characters only.
+// isWord reports whether a name or type begins with a letter or digit and is made of harmless characters only.
 func isWord(s string) bool {
-	for _, c := range s {
+	for i, c := range s {
 		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '-', c == '_', c == '+':
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9':
+		case i > 0 && (c == '.' || c == '-' || c == '_' || c == '+'):
 		default:
 			return false
 		}
