@@ -22,6 +22,8 @@ const (
 	ReasonOutcomeUnknown = "OUTCOME_UNKNOWN"
 	// ReasonDiskFull: the controller's disk has no room for new entries.
 	ReasonDiskFull = "DISK_FULL"
+	// ReasonMemberFull: the disk of the controller that should lead has no room. Unlike ReasonDiskFull another controller says the same.
+	ReasonMemberFull = "MEMBER_DISK_FULL"
 	// ReasonUnauthenticated: no certificate and no token, or one that does not verify.
 	ReasonUnauthenticated = "UNAUTHENTICATED"
 	// ReasonTokenExpired: the token was good once.

@@ -47,6 +47,10 @@ func (s *Server) runHook(ctx context.Context, program string, spec *apiv1.JobSpe
 	case ctx.Err() != nil:
 		s.log.Warn("the submission program took too long", "program", program, "limit", hookTimeout)
 		return nil, hookRefusal(program, fmt.Sprintf("the site's submission program %s gave no answer within %s; tell an operator", program, hookTimeout))
+	case errors.As(err, &exit) && !exit.Exited():
+		s.log.Error("the submission program was ended by a signal", "program", program, "state", exit.String())
+		return nil, hookRefusal(program, fmt.Sprintf("the site's submission program %s was ended by a signal (%s); tell an operator", program,
+			strings.TrimPrefix(exit.String(), "signal: ")))
 	case errors.As(err, &exit):
 		sentence := strings.TrimSpace(stderr.String())
 		if sentence == "" {

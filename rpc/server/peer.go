@@ -193,7 +193,7 @@ func (s *Server) mayLead(ctx context.Context, id string) error {
 		return nil
 	}
 	name := status.Member.GetName()
-	return rpc.Refuse(connect.CodeFailedPrecondition, rpc.ReasonDiskFull, "controller "+name, fmt.Sprintf(
+	return rpc.Refuse(connect.CodeFailedPrecondition, rpc.ReasonMemberFull, "controller "+name, fmt.Sprintf(
 		"the disk of controller %s is full, so that it can't lead: make room there first, or choose another one", name))
 }
 

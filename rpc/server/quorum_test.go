@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	"github.com/muster-hpc/muster/rpc"
@@ -26,16 +27,23 @@ func TestAnElectionIsNotTakenForALackOfQuorum(t *testing.T) {
 func TestALeaderIsNotChosenWhoseDiskIsFull(t *testing.T) {
 	c := newCluster(t, 3)
 	c.members[1].full.Store(true)
-	user := c.user(0, "root")
-	transfer := func(to string) (*apiv1.ChangeMemberResponse, error) {
-		return user.Cluster().ChangeMember(t.Context(), &apiv1.ChangeMemberRequest{Change: &apiv1.ChangeMemberRequest_Transfer{Transfer: to}})
+	transfer := func(at *fakeReplica, to string) (*apiv1.ChangeMemberResponse, error) {
+		return c.user(0, "root", at).Cluster().ChangeMember(t.Context(), &apiv1.ChangeMemberRequest{Change: &apiv1.ChangeMemberRequest_Transfer{Transfer: to}})
 	}
-	ctx := t.Context()
-	err := c.members[0].server.mayLead(ctx, "id-c2")
-	if rpc.Reason(err) != rpc.ReasonDiskFull || !strings.Contains(rpc.Sentence(err), "c2") {
-		t.Errorf("the transfer to a full member: %v", err)
+	for _, at := range c.members { // followers pass it on
+		began := time.Now()
+		_, err := transfer(at, "id-c2")
+		if rpc.Reason(err) != rpc.ReasonMemberFull || !strings.Contains(rpc.Sentence(err), "the disk of controller c2 is full") {
+			t.Errorf("the transfer to a full member, asked of %s: %v", at.name, err)
+		}
+		if d := time.Since(began); d > 5*time.Second {
+			t.Errorf("%s took %v: a refusal is not asked for again", at.name, d)
+		}
+		if !c.members[0].leads() {
+			t.Fatal("leadership has moved")
+		}
 	}
-	answer, err := transfer("id-c3")
+	answer, err := transfer(c.members[1], "id-c3")
 	if err != nil {
 		t.Fatal(err)
 	}
