@@ -88,11 +88,7 @@ func (m *Machine) startAttempt(c *logv1.StartAttempt) *logv1.Result {
 			m.runStep(step, stepPrepared(step.Placement, c.Prepared))
 		}
 	}
-	for _, number := range nodesOf(a.Placement) {
-		if n := m.s.Node(number); n.LaunchFailures > 0 {
-			m.changeNode(n, func(n *apiv1.Node) { n.LaunchFailures = 0 })
-		}
-	}
+	m.forgiveNodes(nodesOf(a.Placement))
 	m.touchPlacement(a.Placement)
 	return &logv1.Result{Attempt: a.Number}
 }
@@ -141,6 +137,10 @@ type ending struct {
 	usersFault bool
 	// hold holds the job when it is queued again.
 	hold bool
+	// at is when it ended, if that is known better than by the state time at which that became known.
+	at *timestamppb.Timestamp
+	// survived says that work went on to its end in spite of lost nodes, as its user wished: it is not repeated.
+	survived bool
 }
 
 // exit is a code and a signal.
@@ -150,7 +150,7 @@ type exit struct{ code, signal uint32 }
 func again(spec *apiv1.JobSpec, e ending) bool {
 	switch e.class {
 	case classHardware, classPreemption:
-		return spec.Requeue
+		return spec.Requeue && !e.survived
 	case classRequeued:
 		return true
 	case classLaunch:
@@ -194,7 +194,10 @@ func outcome(e ending) (apiv1.JobState, apiv1.WaitReason) {
 func (m *Machine) finishAttempt(a *apiv1.Attempt, e ending) {
 	job := m.s.Job(a.JobId)
 	next := state.CopyAttempt(a)
-	next.State, next.EndTime, next.Failure, next.EndSentence, next.Revision = attemptEnding, m.now(), e.class, e.sentence, m.rev
+	if e.at == nil {
+		e.at = m.now()
+	}
+	next.State, next.EndTime, next.Failure, next.EndSentence, next.Revision = attemptEnding, e.at, e.class, e.sentence, m.rev
 	if n := m.s.Node(e.fault); n != nil {
 		next.FaultNode = n.Spec.Name
 	}
@@ -205,8 +208,8 @@ func (m *Machine) finishAttempt(a *apiv1.Attempt, e ending) {
 		next.FinalState, reason = outcome(e)
 	}
 	m.s.PutAttempt(next)
-	for _, step := range slices.Collect(m.s.AttemptSteps(a.JobId, a.Number)) {
-		if !state.StepEnded(step.State) && !step.Ending {
+	for _, step := range slices.Collect(m.s.LiveSteps(a.JobId, a.Number)) {
+		if !step.Ending {
 			m.orderStepEnd(step, stepStateFor(e.class), e.sentence)
 		}
 	}
@@ -217,7 +220,7 @@ func (m *Machine) finishAttempt(a *apiv1.Attempt, e ending) {
 			m.planAgain(s, e)
 			return
 		}
-		s.Reason, s.EndTime = reason, m.now()
+		s.Reason, s.EndTime = reason, e.at
 		if next.FinalState == jobCancelled {
 			s.CancelledBy = m.cmd.Principal.Uid
 		}
@@ -257,6 +260,15 @@ func (m *Machine) blame(number uint32, sentence string) {
 			n.Reason = fmt.Sprintf("%d launches failed here in a row, the last one: %s", n.LaunchFailures, sentence)
 		}
 	})
+}
+
+// forgiveNodes ends the row of launch failures of nodes that prepared something in time.
+func (m *Machine) forgiveNodes(numbers []uint32) {
+	for _, number := range numbers {
+		if n := m.s.Node(number); n.LaunchFailures > 0 {
+			m.changeNode(n, func(n *apiv1.Node) { n.LaunchFailures = 0 })
+		}
+	}
 }
 
 // account records that nothing of an attempt is left on a node: its devices are free. The attempt has ended, or the node has

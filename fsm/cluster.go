@@ -126,6 +126,9 @@ func checkSettings(s *apiv1.Settings) *apiv1.ErrorDetail {
 			return bad(b.name, "%s is %d; %d to %d are possible", b.name, b.value, b.least, b.most)
 		}
 	}
+	if refusal := checkSiteSettings(s); refusal != nil {
+		return refusal
+	}
 	switch {
 	case full.LostLimitPercent > 100:
 		return bad("lost_limit_percent", "lost_limit_percent is %d; at most 100 percent of the nodes can be lost", full.LostLimitPercent)
@@ -220,6 +223,9 @@ func (m *Machine) raiseLevel(r *logv1.RaiseLevel) (*logv1.Result, error) {
 	}
 	if r.Level > m.ladder.Max() {
 		return nil, fmt.Errorf("the feature level was raised to %d; this program knows levels up to %d", r.Level, m.ladder.Max())
+	}
+	if m.s.Level() < levelLaunch && r.Level >= levelLaunch {
+		m.shareSteps()
 	}
 	m.s.SetLevel(r.Level)
 	return &logv1.Result{}, nil

@@ -78,6 +78,9 @@ func checkAttempt(v *View, a *apiv1.Attempt) error {
 			n := v.Node(number)
 			same := n.State == nodeUp && n.Epoch == a.Placement.Epochs[i]
 			silent := endures && n.Epoch > a.Placement.Epochs[i] && (n.State == nodeUp || n.LostOnSilence)
+			if a.State == attemptRunning && v.Job(a.JobId).Spec.NoKill && !slices.Contains(a.Unaccounted, number) {
+				continue // lost: it goes on without it
+			}
 			if !slices.Contains(a.Unaccounted, number) || !same && !silent {
 				return fmt.Errorf("it is live on node %d (epoch %d of %d, %s, unaccounted nodes %v)", number, a.Placement.Epochs[i], n.Epoch,
 					n.State, a.Unaccounted)
@@ -92,6 +95,9 @@ func checkAttempt(v *View, a *apiv1.Attempt) error {
 			return fmt.Errorf("node %d has not accounted for it and holds nothing of it", number)
 		}
 	}
+	if err := checkStepDevices(v, a); err != nil {
+		return err
+	}
 	for step := range v.AttemptSteps(a.JobId, a.Number) {
 		ended := state.StepEnded(step.State)
 		switch {
@@ -104,6 +110,45 @@ func checkAttempt(v *View, a *apiv1.Attempt) error {
 		}
 	}
 	return nil
+}
+
+// checkStepDevices checks that the steps of an attempt have devices of the attempt, and none twice unless they overlap.
+func checkStepDevices(v *View, a *apiv1.Attempt) error {
+	if v.Level() < levelLaunch {
+		return nil
+	}
+	uses := make(map[uint32]*shape.Hold)
+	var wrong error
+	for step := range v.LiveSteps(a.JobId, a.Number) {
+		for _, g := range step.Placement.Groups {
+			for _, number := range g.Nodes {
+				h, _ := holding(a, number)
+				if h == nil || shape.Without(g.CpuMask, h.cpus) != nil || shape.Without(g.GpuMask, h.gpus) != nil || shape.GresWithout(g.Gres, h.gres) != nil {
+					return fmt.Errorf("step %d has devices of node %d that it has not", step.Id, number)
+				}
+			}
+		}
+		if step.Id == BatchStep {
+			continue
+		}
+		holdOf(step, func(number uint32, h shape.Hold) {
+			u := uses[number]
+			if u == nil {
+				u = &shape.Hold{}
+				uses[number] = u
+			}
+			if shape.Overlap(u.CPUMask, h.CPUMask) || shape.Overlap(u.GPUMask, h.GPUMask) || shape.GresOverlap(u.Gres, h.Gres) {
+				wrong = fmt.Errorf("step %d has devices of node %d that another step has for itself", step.Id, number)
+			}
+			u.CPUMask, u.GPUMask, u.Gres = shape.Union(u.CPUMask, h.CPUMask), shape.Union(u.GPUMask, h.GPUMask), shape.GresUnion(u.Gres, h.Gres)
+			if u.MemoryMB += h.MemoryMB; h.MemoryMB > 0 {
+				if has, _ := holding(a, number); u.MemoryMB > has.memory {
+					wrong = fmt.Errorf("steps have %d MiB of node %d for themselves; it has %d", u.MemoryMB, number, has.memory)
+				}
+			}
+		})
+	}
+	return wrong
 }
 
 // checkDevices recomputes what every node has given away.

@@ -121,7 +121,11 @@ func (m *Machine) replaceInstance(n *apiv1.Node, j *logv1.JoinNode) *apiv1.Node 
 		n.Spec, n.Instance = j.Spec, j.Instance
 		m.comeUp(n)
 	})
-	m.endOnNode(n, sentence)
+	gone := uint32(0)
+	if rebooted {
+		gone = n.Epoch
+	}
+	m.endOnNode(n, sentence, gone)
 	if rebooted {
 		for _, a := range slices.Collect(m.s.NodeAttempts(n.Number)) {
 			m.account(a, n.Number)
@@ -139,10 +143,17 @@ func (m *Machine) liveOn(number uint32) []*apiv1.Attempt {
 	})
 }
 
-// endOnNode ends every live attempt that has the node.
-func (m *Machine) endOnNode(n *apiv1.Node, sentence string) {
+// endOnNode ends every live attempt that has the node. Of those placed there in an epoch up to gone nothing is left for sure: they go on elsewhere
+// if their jobs go on without lost nodes.
+func (m *Machine) endOnNode(n *apiv1.Node, sentence string, gone uint32) {
 	for _, a := range m.liveOn(n.Number) {
-		m.finishAttempt(a, ending{class: classHardware, sentence: sentence, fault: n.Number})
+		if h, _ := holding(a, n.Number); h.epoch > gone {
+			m.finishAttempt(a, ending{class: classHardware, sentence: sentence, fault: n.Number})
+			continue
+		}
+		if a = m.loseFrom(a, n, sentence); a.State == attemptRunning {
+			m.account(a, n.Number)
+		}
 	}
 }
 
@@ -211,7 +222,7 @@ func (m *Machine) fenceNode(f *logv1.FenceNode) *logv1.Result {
 	}
 	if f.PoweredOff && n.State == nodeDown { // Also what went on through its silence is over.
 		n = m.provedDead(n)
-		m.endOnNode(n, fmt.Sprintf("node %s was powered off", n.Spec.Name))
+		m.endOnNode(n, fmt.Sprintf("node %s was powered off", n.Spec.Name), f.Epoch)
 	}
 	n = m.fence(n, f.Epoch, f.PoweredOff)
 	return &logv1.Result{NodeNumber: n.Number, NodeEpoch: n.Epoch}
@@ -268,7 +279,7 @@ func (m *Machine) updateNodes(r *apiv1.UpdateNodesRequest) *logv1.Result {
 	case *apiv1.UpdateNodesRequest_Resume:
 		change, on = m.resume, c.Resume
 	case *apiv1.UpdateNodesRequest_Down:
-		change, needsReason, on = func(n *apiv1.Node) { m.declareDown(n, r.Reason) }, true, c.Down
+		change, needsReason, on = func(n *apiv1.Node) { m.declareDown(n, r.Reason, 0) }, true, c.Down
 	case *apiv1.UpdateNodesRequest_Fenced:
 		change, on = func(n *apiv1.Node) { m.declareFenced(n, r.Reason) }, c.Fenced
 	}
@@ -314,12 +325,12 @@ func (m *Machine) resume(n *apiv1.Node) {
 }
 
 // declareDown ends what runs on the node, also what goes on there though the node is lost, and drains it so that it stays without work though its agent may come back.
-func (m *Machine) declareDown(n *apiv1.Node, reason string) {
+func (m *Machine) declareDown(n *apiv1.Node, reason string, gone uint32) {
 	n = m.provedDead(m.drain(n, reason))
 	if n.State == nodeUp {
 		n = m.takeDown(n, reason, m.cmd.Principal.Name, false)
 	}
-	m.endOnNode(n, lostSentence(n, reason))
+	m.endOnNode(n, lostSentence(n, reason), gone)
 }
 
 // provedDead notes that a lost node is known to be dead, or that an operator answers for it.
@@ -334,7 +345,7 @@ func (m *Machine) declareFenced(n *apiv1.Node, reason string) {
 	if reason == "" {
 		reason = "powered off, says " + m.cmd.Principal.Name
 	}
-	m.declareDown(n, reason)
+	m.declareDown(n, reason, n.Epoch)
 	n = m.s.Node(n.Number)
 	m.fence(n, n.Epoch, true)
 }

@@ -123,6 +123,11 @@ func (m *Machine) checkPlacement(p *logv1.Place, job *apiv1.Job, current *apiv1.
 	if shape.Tasks(p.Placement) > shape.MaxTasks {
 		return invalid("has more than %d tasks", shape.MaxTasks)
 	}
+	if o := job.Spec.TaskOptions; job.Spec.Kind == apiv1.JobKind_JOB_KIND_RUN && len(o.GetPrograms()) > 0 {
+		if refusal := checkPrograms(o, shape.Tasks(p.Placement)); refusal != nil {
+			return invalid("does not fit its programs: %s", refusal.Sentence)
+		}
+	}
 	check := placementCheck{
 		m: m, members: m.s.PartitionNodes(p.Partition), partition: p.Partition,
 		exclusive: job.Spec.Resources.GetExclusive() || m.s.Partition(p.Partition).Exclusive,
@@ -333,6 +338,7 @@ func (m *Machine) putFirstStep(job *apiv1.Job, a *apiv1.Attempt) {
 			Args: spec.Args, EnvironmentBlob: spec.EnvironmentBlob, WorkDir: spec.WorkDir,
 			StdinPath: spec.StdinPath, StdoutPath: spec.StdoutPath, StderrPath: spec.StderrPath, OpenAppend: spec.OpenAppend,
 			Umask: spec.Umask, Resources: spec.Resources, TaskOptions: spec.TaskOptions, SubmitHost: spec.SubmitHost,
+			WarnSignal: spec.WarnSignal, NoKill: spec.NoKill,
 		},
 	}
 	switch spec.Kind {

@@ -586,7 +586,8 @@ func TestStepOrderPutsTheBatchStepFirst(t *testing.T) {
 	job := r.submit(alice, batchSpec())
 	r.start(job, r.placement(3, 0, 1))
 	for range 3 {
-		r.must(alice, &logv1.CreateStep{JobId: job, Spec: &apiv1.StepSpec{Args: []string{"x"}, WorkDir: "/"}})
+		r.must(alice, &logv1.CreateStep{JobId: job, Spec: &apiv1.StepSpec{Args: []string{"x"}, WorkDir: "/",
+			Resources: &apiv1.ResourceRequest{Overlap: true}}})
 	}
 	var ids []uint32
 	for s := range r.check().Steps(job) {

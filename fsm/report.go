@@ -65,11 +65,7 @@ func (m *Machine) attemptReaped(node uint32, line *logv1.TaskReport) {
 	}
 	if a.State == attemptPreparing || a.State == attemptRunning {
 		// Nothing is left of work that should be there: that is a failure of the node.
-		m.finishAttempt(a, ending{
-			class: classHardware, fault: node,
-			sentence: fmt.Sprintf("node %s reported that nothing is left of the attempt", m.s.Node(node).Spec.Name),
-		})
-		a = m.s.Attempt(a.JobId, a.Number)
+		a = m.loseFrom(a, m.s.Node(node), fmt.Sprintf("node %s reported that nothing is left of the attempt", m.s.Node(node).Spec.Name))
 	}
 	m.account(a, node)
 }
@@ -104,7 +100,10 @@ func (m *Machine) prepareFailed(node uint32, line *logv1.TaskReport, f *logv1.Pr
 	case a.State == attemptRunning && f.StepId != nil:
 		step := m.s.Step(line.JobId, a.Number, *f.StepId)
 		if step != nil && step.State == apiv1.StepState_STEP_STATE_PREPARING && slices.Contains(step.Unreported, node) {
-			// The node has nothing of the step; the others end what they prepared.
+			// The node has nothing of the step; the others end what they prepared. The job goes on.
+			if m.s.Level() >= levelLaunch && !f.UsersFault {
+				m.blame(node, sentence)
+			}
 			step = m.orderStepEnd(step, apiv1.StepState_STEP_STATE_FAILED, sentence)
 			m.leaveStep(step, node)
 		}
@@ -144,10 +143,17 @@ func (m *Machine) stepEnded(node uint32, line *logv1.TaskReport, e *logv1.StepEn
 		return refuse("REPORT_MALFORMED", stepSubject(line.JobId, e.StepId), "node %s reports the end of %s, which has not been started",
 			m.s.Node(node).Spec.Name, stepSubject(line.JobId, e.StepId))
 	}
-	refusal := m.checkExits(step, node, e)
 	next := state.CopyStep(step)
 	next.Revision = m.rev
-	next.Exits = mergeExits(step.Exits, e.Exits)
+	var refusal *apiv1.ErrorDetail
+	exits := e.Exits
+	if m.s.Level() < levelLaunch {
+		refusal = m.checkExits(step, node, e)
+		next.Exits = mergeExits(step.Exits, e.Exits)
+	} else {
+		exits, refusal = m.takeExits(next, node, e.Exits)
+		m.measure(next, node, e)
+	}
 	if next.EndSentence == "" {
 		next.EndSentence = e.Sentence
 	}
@@ -160,7 +166,7 @@ func (m *Machine) stepEnded(node uint32, line *logv1.TaskReport, e *logv1.StepEn
 		}
 	}
 	m.s.PutStep(next)
-	if !next.Ending && len(next.Unreported) > 1 && endsPeers(next, e) {
+	if !next.Ending && len(next.Unreported) > 1 && endsPeers(next, exits, e.Deadline) {
 		next = m.orderStepEnd(next, next.FinalState, next.EndSentence)
 	}
 	m.leaveStep(next, node)
@@ -169,11 +175,11 @@ func (m *Machine) stepEnded(node uint32, line *logv1.TaskReport, e *logv1.StepEn
 
 // endsPeers reports whether the end of tasks on one node ends the step on the others: a program that could not be
 // executed, a supervisor that stopped itself, or an error where the user asked for that.
-func endsPeers(step *apiv1.Step, e *logv1.StepEnded) bool {
-	if e.Deadline {
+func endsPeers(step *apiv1.Step, exits []*apiv1.TaskExit, deadline bool) bool {
+	if deadline {
 		return true
 	}
-	for _, x := range e.Exits {
+	for _, x := range exits {
 		bad := x.Code != 0 || x.Signal != 0 || x.OutOfMemory
 		if x.LaunchError != "" || bad && step.Spec.TaskOptions.GetKillOnBadExit() {
 			return true

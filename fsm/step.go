@@ -20,6 +20,14 @@ func (m *Machine) createStep(c *logv1.CreateStep) *logv1.Result {
 	if refusal == nil {
 		refusal = checkStepSpec(c.Spec)
 	}
+	if operator := IsOperator(&m.s.View, m.cmd.Principal); refusal == nil && m.s.Level() >= levelLaunch {
+		if refusal = checkPart(c.Spec, operator); refusal == nil {
+			refusal = checkParts(c.Spec, operator)
+		}
+		if refusal == nil {
+			refusal = checkWarning(c.Spec.WarnSignal)
+		}
+	}
 	if refusal != nil {
 		return refused(refusal)
 	}
@@ -35,9 +43,9 @@ func (m *Machine) createStep(c *logv1.CreateStep) *logv1.Result {
 	if id >= maxSteps {
 		return refused(refuse("STEPS_TOO_MANY", jobSubject(job.Id), "job %d has had %d steps; no more are possible", job.Id, maxSteps))
 	}
-	placement, tasks, err := shape.Step(c.Spec.Resources, m.shares(a))
-	if err != nil {
-		return refused(refuse("STEP_IMPOSSIBLE", jobSubject(job.Id), "the step %s", err.Error()))
+	layout, refusal := m.layStep(c.Spec, a)
+	if refusal != nil {
+		return refused(refusal)
 	}
 	if refusal := m.storeBlobs(c.Blobs); refusal != nil {
 		return refused(refusal)
@@ -47,7 +55,11 @@ func (m *Machine) createStep(c *logv1.CreateStep) *logv1.Result {
 	}
 	step := &apiv1.Step{
 		JobId: job.Id, Id: id, Attempt: a.Number, Revision: m.rev, Spec: c.Spec, State: apiv1.StepState_STEP_STATE_PREPARING,
-		Placement: placement, Unreported: nodesOf(placement), CreateTime: m.now(), NumTasks: tasks,
+		Placement: layout.Placement, Unreported: shape.Nodes(layout.Placement), CreateTime: m.now(), NumTasks: layout.Tasks,
+		PartRanks: layout.PartRanks,
+	}
+	if refusal := checkPrograms(step.Spec.TaskOptions, uint64(step.NumTasks)); refusal != nil {
+		return refused(refusal)
 	}
 	var names []string
 	for _, n := range step.Unreported {
@@ -56,7 +68,7 @@ func (m *Machine) createStep(c *logv1.CreateStep) *logv1.Result {
 	step.NodeList = notation.Fold(names)
 	m.holdBlobs(c.Spec.EnvironmentBlob)
 	m.s.PutStep(step)
-	m.touchPlacement(placement)
+	m.touchPlacement(layout.Placement)
 	return &logv1.Result{StepId: id, Attempt: a.Number}
 }
 
@@ -99,20 +111,6 @@ func checkStepSpec(spec *apiv1.StepSpec) *apiv1.ErrorDetail {
 	return checkRequest(spec.Resources)
 }
 
-// shares returns what an attempt has on its nodes, in rank order.
-func (m *Machine) shares(a *apiv1.Attempt) []shape.Share {
-	var shares []shape.Share
-	for _, g := range a.Placement.Groups {
-		for _, n := range g.Nodes {
-			shares = append(shares, shape.Share{
-				Node: n, Name: m.s.Node(n).Spec.Name, CPUMask: g.CpuMask, GPUMask: g.GpuMask, MemoryMB: g.MemoryMb,
-				Epoch: a.Placement.Epochs[len(shares)],
-			})
-		}
-	}
-	return shares
-}
-
 // startStep starts a prepared step everywhere.
 func (m *Machine) startStep(c *logv1.StartStep) *logv1.Result {
 	step, refusal := m.liveStep(c.JobId, c.StepId, c.Fence)
@@ -130,6 +128,9 @@ func (m *Machine) startStep(c *logv1.StartStep) *logv1.Result {
 		return refused(refusal)
 	}
 	m.runStep(step, c.Prepared)
+	if m.s.Level() >= levelLaunch {
+		m.forgiveNodes(step.Unreported)
+	}
 	m.touchPlacement(step.Placement)
 	return &logv1.Result{StepId: step.Id, Attempt: step.Attempt}
 }
@@ -200,8 +201,10 @@ func (m *Machine) orderStepEnd(step *apiv1.Step, final apiv1.StepState, sentence
 
 // abandonSteps takes a node that has nothing left of an attempt out of the attempt's steps.
 func (m *Machine) abandonSteps(a *apiv1.Attempt, node uint32) {
-	for _, step := range slices.Collect(m.s.AttemptSteps(a.JobId, a.Number)) {
-		if !state.StepEnded(step.State) && slices.Contains(step.Unreported, node) {
+	for _, step := range slices.Collect(m.s.LiveSteps(a.JobId, a.Number)) {
+		if slices.Contains(step.Unreported, node) {
+			step = state.CopyStep(step)
+			m.unmeasured(step)
 			m.leaveStep(step, node)
 		}
 	}
@@ -217,7 +220,7 @@ func (m *Machine) leaveStep(step *apiv1.Step, node uint32) {
 		return
 	}
 	result := resultOf(next)
-	next.State, next.EndTime = result.state, m.now()
+	next.State, next.EndTime = result.state, m.endOf(next)
 	if next.EndSentence == "" {
 		next.EndSentence = result.sentence
 	}
@@ -243,7 +246,11 @@ func (m *Machine) stepOver(step *apiv1.Step, r stepResult) {
 	if !has || step.Id != first || a.State != attemptRunning {
 		return
 	}
-	m.finishAttempt(a, ending{class: classOf(step.State), sentence: step.EndSentence, exit: r.exit})
+	end := ending{class: classOf(step.State), sentence: step.EndSentence, exit: r.exit, survived: job.Spec.NoKill && step.Id != BatchStep}
+	if m.s.Level() >= levelLaunch {
+		end.at = step.EndTime
+	}
+	m.finishAttempt(a, end)
 }
 
 // classOf returns what the end of the first step means for the attempt.

@@ -30,6 +30,11 @@ func ValidateSpec(v *View, spec *apiv1.JobSpec, owner *apiv1.Principal) (*apiv1.
 	if refusal := checkRequest(spec.Resources); refusal != nil {
 		return refusal, nil
 	}
+	if v.Level() >= levelLaunch {
+		if refusal := checkJobLaunch(spec, IsOperator(v, owner)); refusal != nil {
+			return refusal, nil
+		}
+	}
 	if spec.Priority != 0 && !IsOperator(v, owner) {
 		return refuse("PERMISSION_DENIED", "priority", "only an operator can set a priority; submit without one"), nil
 	}
@@ -142,6 +147,9 @@ func checkRequest(r *apiv1.ResourceRequest) *apiv1.ErrorDetail {
 	if r.GetNodesMax() != 0 && r.GetNodesMin() > r.GetNodesMax() {
 		return bad("asks for at least %d and at most %d nodes", r.GetNodesMin(), r.GetNodesMax())
 	}
+	if refusal := checkByDevice(r); refusal != nil {
+		return refusal
+	}
 	memory := 0
 	for _, given := range []bool{
 		r.GetMemoryPerNodeMb() > 0, r.GetMemoryPerCpuMb() > 0, r.GetMemoryPerGpuMb() > 0, r.GetMemoryAll(),
@@ -153,13 +161,13 @@ func checkRequest(r *apiv1.ResourceRequest) *apiv1.ErrorDetail {
 	if memory > 1 {
 		return bad("asks for memory in %d ways at once: per node, per CPU and per GPU exclude each other", memory)
 	}
-	if r.GetGpusPerTask() > 0 && r.GetNtasks() == 0 && r.GetGpusTotal() == 0 && r.GetNtasksPerNode() == 0 {
+	if r.GetGpusPerTask() > 0 && r.GetNtasks() == 0 && r.GetGpusTotal() == 0 && r.GetNtasksPerNode() == 0 && len(r.GetTaskNodes()) == 0 {
 		return bad("asks for %d GPUs per task without a number of tasks or of GPUs; give one of them", r.GetGpusPerTask())
 	}
 	if r.GetGpusPerTask() > 0 && r.GetGpusTotal()%r.GetGpusPerTask() != 0 {
 		return bad("asks for %d GPUs in all and %d per task, which does not divide it", r.GetGpusTotal(), r.GetGpusPerTask())
 	}
-	if r.GetMemoryPerGpuMb() > 0 && r.GetGpusTotal() == 0 && r.GetGpusPerNode() == 0 && r.GetGpusPerTask() == 0 {
+	if r.GetMemoryPerGpuMb() > 0 && !asksGPUs(r) {
 		return bad("asks for %d MiB of memory per GPU and for no GPU; ask for GPUs, or for memory per node or per CPU", r.GetMemoryPerGpuMb())
 	}
 	need := shape.Of(r)
@@ -182,6 +190,12 @@ func checkRequest(r *apiv1.ResourceRequest) *apiv1.ErrorDetail {
 		}
 	}
 	return nil
+}
+
+// asksGPUs reports whether a request asks for accelerators in any way.
+func asksGPUs(r *apiv1.ResourceRequest) bool {
+	need := shape.Of(r)
+	return need.GPUsPerNode > 0 || need.GPUsTotal > 0 || need.GPUsPerTask > 0
 }
 
 // candidatePartitions returns the partitions a job may go to.
@@ -289,6 +303,11 @@ func needOfNode(r *apiv1.ResourceRequest, need shape.Need) perNode {
 	if need.Tasks == 1 && need.NodesMin == 1 && (r.GetNtasks() == 1 || r.GetMemoryPerGpuMb() > 0 && r.GetNtasks() == 0 && r.GetNodesMax() <= 1) {
 		n.gpus = max(n.gpus, need.GPUsTotal) // One task has all its GPUs on its node.
 	}
+	if r.GetOvercommit() {
+		n.cpus = 1
+	} else if need.CPUsPerGPU > 0 {
+		n.cpus = max(n.cpus, saturate(need.CPUsPerGPU, n.gpus))
+	}
 	switch {
 	case r.GetMemoryPerNodeMb() > 0:
 		n.memory = r.GetMemoryPerNodeMb()
@@ -315,6 +334,44 @@ func gpusOf(c state.Class, kind string) uint64 {
 	return c.Types[kind]
 }
 
+// devicesOf returns how many devices of a request's entry each node of a class has.
+func devicesOf(c state.Class, g *apiv1.GresRequest) uint64 {
+	switch {
+	case g.Name == gpuName:
+		return gpusOf(c, g.Type)
+	case g.Type != "":
+		return c.Gres[g.Name+":"+g.Type]
+	default:
+		return c.Gres[g.Name]
+	}
+}
+
+// hasDevices reports whether each node of a class has the devices that a request lists.
+func hasDevices(c state.Class, r *apiv1.ResourceRequest) bool {
+	return !slices.ContainsFunc(r.GetGres(), func(g *apiv1.GresRequest) bool { return devicesOf(c, g) < uint64(g.Count) })
+}
+
+// lackingDevices says which devices no node of the classes has enough of.
+func lackingDevices(classes []state.Class, r *apiv1.ResourceRequest, p *apiv1.Partition) string {
+	for _, g := range r.GetGres() {
+		most := uint64(0)
+		for _, c := range classes {
+			most = max(most, devicesOf(c, g))
+		}
+		if uint64(g.Count) > most {
+			what := g.Name
+			if g.Name == gpuName {
+				what = "GPUs"
+			}
+			if g.Type != "" {
+				what += " of type " + g.Type
+			}
+			return fmt.Sprintf("asks for %d %s per node; the largest node in partition %s has %d", g.Count, what, p.Name, most)
+		}
+	}
+	return ""
+}
+
 // checkMachines compares a request with the machines of a partition, drained and lost ones too: those come back.
 func checkMachines(v *View, r *apiv1.ResourceRequest, need shape.Need, p *apiv1.Partition) *apiv1.ErrorDetail {
 	classes := v.PartitionClasses(p.Name)
@@ -333,10 +390,13 @@ func checkMachines(v *View, r *apiv1.ResourceRequest, need shape.Need, p *apiv1.
 	for _, c := range classes {
 		gpus := gpusOf(c, r.GetGpuType())
 		most = perNode{max(most.cpus, c.CPUs), max(most.gpus, gpus), max(most.memory, c.MemoryMB)}
-		if c.CPUs >= one.cpus && gpus >= one.gpus && c.MemoryMB >= one.memory {
+		if c.CPUs >= one.cpus && gpus >= one.gpus && c.MemoryMB >= one.memory && hasDevices(c, r) {
 			fitting = append(fitting, c)
 			nodes += c.Nodes
 		}
+	}
+	if lacking := lackingDevices(classes, r, p); lacking != "" {
+		return impossible("%s", lacking)
 	}
 	kind := ""
 	if r.GetGpuType() != "" {
@@ -351,6 +411,9 @@ func checkMachines(v *View, r *apiv1.ResourceRequest, need shape.Need, p *apiv1.
 		return impossible("asks for %d GPUs%s per node; the largest node in partition %s has %d", one.gpus, kind, p.Name, most.gpus)
 	case one.memory > most.memory:
 		return impossible("asks for %d MiB of memory per node; the largest node in partition %s has %d", one.memory, p.Name, most.memory)
+	case need.NodesMin > nodes && len(r.GetGres()) > 0:
+		return impossible("asks for %d nodes with %d CPUs, %d MiB of memory and all the devices it lists each; partition %s has %d such nodes",
+			need.NodesMin, one.cpus, one.memory, p.Name, nodes)
 	case need.NodesMin > nodes:
 		return impossible("asks for %d nodes with %d CPUs, %d GPUs%s and %d MiB of memory each; partition %s has %d such nodes",
 			need.NodesMin, one.cpus, one.gpus, kind, one.memory, p.Name, nodes)
@@ -363,6 +426,12 @@ func checkTotals(r *apiv1.ResourceRequest, need shape.Need, fitting []state.Clas
 	impossible func(string, ...any) *apiv1.ErrorDetail) *apiv1.ErrorDetail {
 	room := func(c state.Class) uint64 {
 		n := c.CPUs / need.CPUsPerTask
+		if r.GetOvercommit() {
+			n = shape.MaxTasks
+		}
+		if need.TasksPerGPU > 0 {
+			n = min(n, saturate(gpusOf(c, r.GetGpuType()), need.TasksPerGPU))
+		}
 		if need.GPUsPerTask > 0 {
 			n = min(n, gpusOf(c, r.GetGpuType())/need.GPUsPerTask)
 		}

@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -127,9 +128,16 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 	}
 }
 
+// Steps of level 1 share the allocation; those of today that overlap do, too.
 func TestStepsStayWithinTheAllocation(t *testing.T) {
+	for level := range MaxLevel {
+		t.Run(fmt.Sprint("level ", level+1), func(t *testing.T) { testStepsStayWithinTheAllocation(t, level+1) })
+	}
+}
+
+func testStepsStayWithinTheAllocation(t *testing.T, level uint32) {
 	r := newRig(t)
-	r.boot()
+	r.bootAt(level)
 	for _, n := range []string{"n1", "n2", "n3", "n4"} {
 		r.join(n, 8, 4)
 	}
@@ -154,6 +162,10 @@ func TestStepsStayWithinTheAllocation(t *testing.T) {
 		{&apiv1.ResourceRequest{NodeList: []string{"n9"}}, "the step asks for node n9, which is not in the allocation or is excluded"},
 		{&apiv1.ResourceRequest{GpusPerNode: 3}, "the step asks for 3 GPUs per node; the allocation has 2 on node n1"},
 	} {
+		if c.request == nil {
+			c.request = &apiv1.ResourceRequest{}
+		}
+		c.request.Overlap = level > 1
 		result := r.do(alice, &logv1.CreateStep{JobId: job, Spec: &apiv1.StepSpec{Args: []string{"x"}, WorkDir: "/", Resources: c.request}})
 		got := result.Refusal.GetSentence()
 		if result.Refusal == nil {

@@ -19,12 +19,18 @@ type Share struct {
 	MemoryMB uint64
 	// Epoch is the node's epoch in the placement.
 	Epoch uint32
+	// Gres are the other devices.
+	Gres []*apiv1.GresShare
+	// Spec says of which type the devices are.
+	Spec *apiv1.NodeSpec
+	// Holds is what live steps have for themselves.
+	Holds []Hold
 }
 
 // MaxTasks bounds the tasks of a step; see docs/limits.md.
 const MaxTasks = 1 << 20
 
-// Step lays the tasks of a step out on the nodes of an allocation, given in rank order. The step shares the allocation: its nodes
+// Step lays the tasks of a step out as feature level 1 does, on the nodes of an allocation, given in rank order. The step shares the allocation: its nodes
 // keep their masks. Tasks are counted out one by one over the nodes, none beyond a node's CPUs; ranks follow from that and
 // the step's distribution. An error is a sentence for the user without a subject ("asks for …").
 func Step(r *apiv1.ResourceRequest, allocation []Share) (*apiv1.Placement, uint32, error) {

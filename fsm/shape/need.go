@@ -21,6 +21,10 @@ type Need struct {
 	GPUsTotal uint64
 	// GPUsPerTask is the number of GPUs of each task; 0 if not asked.
 	GPUsPerTask uint64
+	// TasksPerGPU is the number of tasks for each GPU; 0 if not asked.
+	TasksPerGPU uint64
+	// CPUsPerGPU is the number of CPUs for each GPU; 0 if not asked.
+	CPUsPerGPU uint64
 }
 
 // Of returns what a request comes to. nil is one task on one node.
@@ -31,6 +35,11 @@ func Of(r *apiv1.ResourceRequest) Need {
 		GPUsPerNode: uint64(r.GetGpusPerNode()), GPUsTotal: uint64(r.GetGpusTotal()), GPUsPerTask: uint64(r.GetGpusPerTask()),
 	}
 	named := uint64(len(r.GetNodeList()))
+	n.withGPUs(r)
+	if len(r.GetTaskNodes()) > 0 {
+		n.Tasks = uint64(len(r.GetTaskNodes()))
+		named = max(named, distinct(r.GetTaskNodes()))
+	}
 	if n.Tasks == 0 && n.GPUsPerTask > 0 && n.GPUsTotal > 0 {
 		n.Tasks = max(1, n.GPUsTotal/n.GPUsPerTask)
 	}
@@ -55,6 +64,37 @@ func Of(r *apiv1.ResourceRequest) Need {
 		n.GPUsTotal = n.Tasks * n.GPUsPerTask
 	}
 	return n
+}
+
+// withGPUs fills in what follows from requests by GPU.
+func (n *Need) withGPUs(r *apiv1.ResourceRequest) {
+	n.TasksPerGPU, n.CPUsPerGPU = uint64(r.GetNtasksPerGpu()), uint64(r.GetCpusPerGpu())
+	for _, g := range r.GetGres() {
+		if g.Name == gpuName {
+			n.GPUsPerNode += uint64(g.Count)
+		}
+	}
+	if n.CPUsPerGPU > 0 && n.GPUsPerTask > 0 {
+		n.CPUsPerTask = max(n.CPUsPerTask, n.CPUsPerGPU*n.GPUsPerTask)
+	}
+	switch {
+	case n.TasksPerGPU == 0:
+	case n.Tasks == 0 && n.GPUsTotal > 0:
+		n.Tasks = n.GPUsTotal * n.TasksPerGPU
+	case n.Tasks == 0 && n.PerNode == 0:
+		n.PerNode = n.GPUsPerNode * n.TasksPerGPU
+	case n.Tasks > 0 && n.GPUsTotal == 0 && n.GPUsPerNode == 0 && n.GPUsPerTask == 0:
+		n.GPUsTotal = (n.Tasks + n.TasksPerGPU - 1) / n.TasksPerGPU
+	}
+}
+
+// distinct counts the different names in a list.
+func distinct(names []string) uint64 {
+	seen := make(map[string]bool, len(names))
+	for _, name := range names {
+		seen[name] = true
+	}
+	return uint64(len(seen))
 }
 
 // TasksPerNode returns the number of tasks that every node must hold: what the request gives, else 1.

@@ -160,6 +160,8 @@ type Class struct {
 	GPUs uint64
 	// Types maps GPU types to their number on each node. It is never changed.
 	Types map[string]uint64
+	// Gres maps names of other devices, and NAME:TYPE where they have a type, to their number on each node. It is never changed.
+	Gres map[string]uint64
 	// Nodes of this class.
 	Nodes uint64
 
@@ -178,7 +180,19 @@ func ClassOf(spec *apiv1.NodeSpec) Class {
 		c.Types[g.Type]++
 	}
 	slices.Sort(types)
-	c.key = fmt.Sprintf("%d/%d/%q", c.CPUs, c.MemoryMB, types)
+	var gres []string
+	for _, g := range spec.Gres {
+		gres = append(gres, fmt.Sprintf("%s:%s=%d", g.Name, g.Type, g.Count))
+		if c.Gres == nil {
+			c.Gres = make(map[string]uint64)
+		}
+		c.Gres[g.Name] += uint64(g.Count)
+		if g.Type != "" {
+			c.Gres[g.Name+":"+g.Type] += uint64(g.Count)
+		}
+	}
+	slices.Sort(gres)
+	c.key = fmt.Sprintf("%d/%d/%q/%q", c.CPUs, c.MemoryMB, types, gres)
 	return c
 }
 
