@@ -10,8 +10,8 @@ import (
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
 )
 
-// gpu is a GPU while an inventory is read.
-type gpu struct {
+// card is a GPU while an inventory is read.
+type card struct {
 	device nvml.Device
 	says   *nodev1.GpuDevice
 	// toSwitches is how many of its active NVLinks end at NVSwitches; toPCI how many end at the GPU of a PCI address.
@@ -26,9 +26,9 @@ func (l *library) inventory() *nodev1.GpuInventory {
 	if v, ret := l.nvml.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
 		inv.CudaVersion = fmt.Sprintf("%d.%d", v/1000, v%1000/10)
 	}
-	var gpus []*gpu
+	var gpus []*card
 	why := l.gpus(func(index int, d nvml.Device, ret nvml.Return) {
-		g := &gpu{device: d, says: &nodev1.GpuDevice{Index: uint32(index)}}
+		g := &card{device: d, says: &nodev1.GpuDevice{Index: uint32(index)}}
 		if ret == nvml.SUCCESS {
 			ret = l.describe(g)
 		}
@@ -54,7 +54,7 @@ func (l *library) inventory() *nodev1.GpuInventory {
 }
 
 // describe fills in what a GPU is. An answer other than SUCCESS means that the GPU can't be used.
-func (l *library) describe(g *gpu) nvml.Return {
+func (l *library) describe(g *card) nvml.Return {
 	d, s := g.device, g.says
 	var ret nvml.Return
 	if s.Uuid, ret = d.GetUUID(); ret != nvml.SUCCESS {
@@ -97,7 +97,7 @@ func address(p nvml.PciInfo) string {
 
 // links reads where a GPU's NVLinks go. A GPU that has none answers "not supported" for the first, and "invalid argument" comes behind
 // the last.
-func (l *library) links(g *gpu) {
+func (l *library) links(g *card) {
 	g.toPCI = map[string]uint32{}
 	for link := range nvml.NVLINK_MAX_LINKS {
 		state, ret := g.device.GetNvLinkState(link)
@@ -124,7 +124,7 @@ func (l *library) links(g *gpu) {
 	}
 }
 
-func (l *library) pair(a, b *gpu) *nodev1.GpuPair {
+func (l *library) pair(a, b *card) *nodev1.GpuPair {
 	p := &nodev1.GpuPair{A: a.says.Index, B: b.says.Index}
 	p.Nvlinks = min(a.toSwitches, b.toSwitches) + min(a.toPCI[b.says.PciAddress], b.toPCI[a.says.PciAddress])
 	level, ret := a.device.GetTopologyCommonAncestor(b.device)
@@ -149,7 +149,7 @@ func (l *library) pair(a, b *gpu) *nodev1.GpuPair {
 }
 
 // instances reads the MIG instances of a GPU.
-func (l *library) instances(g *gpu) []*nodev1.GpuDevice {
+func (l *library) instances(g *card) []*nodev1.GpuDevice {
 	most, ret := g.device.GetMaxMigDeviceCount()
 	if ret != nvml.SUCCESS {
 		return nil
@@ -169,7 +169,7 @@ func (l *library) instances(g *gpu) []*nodev1.GpuDevice {
 }
 
 // instance reads one MIG instance; nil if it went away meanwhile.
-func (l *library) instance(g *gpu, d nvml.Device) *nodev1.GpuDevice {
+func (l *library) instance(g *card, d nvml.Device) *nodev1.GpuDevice {
 	uuid, ret := d.GetUUID()
 	if ret != nvml.SUCCESS {
 		return nil
