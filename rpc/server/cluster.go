@@ -186,6 +186,10 @@ func (s *Server) members(view *fsm.View) []*apiv1.Member {
 func (s *Server) askMembers(ctx context.Context, members []*apiv1.Member) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
+	reached := map[string]string{} // where Raft reaches each
+	for _, server := range s.replica.Servers() {
+		reached[server.ID] = server.Address
+	}
 	var group sync.WaitGroup
 	for _, member := range members {
 		if member.Id == s.replica.ID() {
@@ -219,6 +223,10 @@ func (s *Server) askMembers(ctx context.Context, members []*apiv1.Member) {
 				member.Quarantine = status.Member.Quarantine
 				if status.DiskFull {
 					member.Troubles = append(member.Troubles, diskFull)
+				}
+				if at := reached[member.Id]; at != "" && at != status.Member.RaftAddress {
+					member.Troubles = append(member.Troubles, fmt.Sprintf(
+						"says that it is at %s, but the others reach it at %s: its data directory was moved or copied", status.Member.RaftAddress, at))
 				}
 			}
 		})

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -58,6 +59,7 @@ type fakeReplica struct {
 	lagging     bool
 	quarantined string
 
+	moved      string      // its Raft address, if it is not the one that the others have for it
 	paused     atomic.Bool // answers nothing
 	full       atomic.Bool // its disk
 	loseAnswer atomic.Int32
@@ -354,7 +356,7 @@ func configuration() *apiv1.Configuration {
 }
 
 func (r *fakeReplica) self() *apiv1.Member {
-	return &apiv1.Member{Id: r.ID(), Name: r.name, RaftAddress: "raft-" + r.name, ApiAddress: r.address,
+	return &apiv1.Member{Id: r.ID(), Name: r.name, RaftAddress: cmp.Or(r.moved, "raft-"+r.name), ApiAddress: r.address,
 		SupportedLevel: fsm.MaxLevel, Version: "test"}
 }
 

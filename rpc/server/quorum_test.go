@@ -1,12 +1,15 @@
 package server
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/muster-hpc/muster/fsm"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+	logv1 "github.com/muster-hpc/muster/proto/muster/log/v1"
 	"github.com/muster-hpc/muster/rpc"
 )
 
@@ -70,4 +73,42 @@ func TestSilentNodesAreListedByEveryController(t *testing.T) {
 			t.Errorf("%s says %v", at.name, answer.Silent)
 		}
 	}
+}
+
+// TestACopiedDirectoryIsShownByEveryController: the copy was started while the original was away, and told the cluster its address.
+func TestACopiedDirectoryIsShownByEveryController(t *testing.T) {
+	c := newCluster(t, 3)
+	original := c.members[1]
+	machine := fsm.New()
+	copied := &fakeReplica{cluster: c, name: "c2", moved: "raft-elsewhere", machine: machine, view: machine.Publish(), published: make(chan struct{})}
+	c.mu.Lock()
+	copied.catchUp()
+	c.mu.Unlock()
+	c.serve(copied)
+	shown := map[*fakeReplica]string{
+		c.members[0]: "says that it is at raft-elsewhere, but the others reach it at raft-c2: its data directory was moved or copied",
+		c.members[2]: "says that it is at raft-elsewhere, but the others reach it at raft-c2: its data directory was moved or copied",
+		original:     "a copy of it answers at " + copied.address,
+	}
+	var wrong []string
+	for range 3 { // the original may announce itself once more, if it began to before the copy did
+		c.apply(&apiv1.Principal{Kind: memberPrincipal.Kind, Name: "c2"}, &logv1.Command{Op: &logv1.Command_AnnounceMember{
+			AnnounceMember: &logv1.AnnounceMember{Member: copied.self()}}})
+		wrong = nil
+		for at, trouble := range shown {
+			answer, err := c.user(0, "root", at).Cluster().GetCluster(t.Context(), &apiv1.GetClusterRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range answer.Members {
+				if has := slices.Contains(m.Troubles, trouble); has != (m.Name == "c2") {
+					wrong = append(wrong, fmt.Sprintf("%s says of %s: %v", at.address, m.Name, m.Troubles))
+				}
+			}
+		}
+		if len(wrong) == 0 {
+			return
+		}
+	}
+	t.Errorf("after every announcement of the copy: %v", wrong)
 }
