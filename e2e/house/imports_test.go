@@ -79,7 +79,7 @@ var rules = []rule{
 	{"rpc/server", []string{"proto", "rpc", "fsm", "checkpoint", "ops/telemetry", "ops/version"}},
 	{"rpc/client", []string{"proto", "rpc"}},
 	{"rpc", []string{"proto", "rpc"}},
-	{"node/run", []string{"proto/muster/supervisor", "proto/muster/api", "node/run"}},
+	{"node/run", []string{"proto/muster/supervisor", "proto/muster/api", "proto/notation", "node/run"}},
 	{"node/gpu/wiring", nil},
 	{"node/gpu", []string{"proto/muster/node", "proto/muster/api", "proto/notation", "node/gpu"}},
 	{"node", []string{"proto", "checkpoint", "rpc", "node"}},
