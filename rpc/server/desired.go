@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/muster-hpc/muster/fsm"
+	"github.com/muster-hpc/muster/fsm/shape"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
 	"github.com/muster-hpc/muster/proto/notation"
@@ -58,6 +59,7 @@ func leftover(view desiredView, job *apiv1.Job, attempt *apiv1.Attempt, left *ap
 		CpuMask:     left.CpuMask,
 		GpuMask:     left.GpuMask,
 		MemoryMb:    left.MemoryMb,
+		Gres:        left.Gres,
 		StopsItself: job.Spec.GetAutomaticRecovery(),
 		TimeLimitS:  attempt.TimeLimitS,
 		KillGraceS:  grace(view, job),
@@ -77,6 +79,7 @@ func order(view desiredView, job *apiv1.Job, attempt *apiv1.Attempt, number uint
 		CpuMask:      spot.group.CpuMask,
 		GpuMask:      spot.group.GpuMask,
 		MemoryMb:     spot.group.MemoryMb,
+		Gres:         spot.group.Gres,
 		CpusPerNode:  notation.FoldCounts(cpus),
 		TasksPerNode: notation.FoldCounts(tasks),
 		NumTasks:     total,
@@ -140,20 +143,42 @@ func orderStep(view desiredView, step *apiv1.Step, number uint32) *nodev1.Desire
 		}
 		want = nodev1.WorkState_WORK_STATE_RUNNING
 	}
-	_, tasks, _ := counts(step.Placement)
+	index, tasks := stepNodes(step, spot, number)
 	d := &nodev1.DesiredStep{
 		Step:         slim(step, number, awaited),
 		Want:         want,
-		NodeIndex:    uint32(spot.index),
-		Ranks:        ranks(step.Placement, spot, step.Spec.GetTaskOptions().GetDistribution()),
+		NodeIndex:    index,
+		Ranks:        shape.Ranks(step, number),
 		TasksPerNode: tasks,
 	}
 	d.MasterAddress, d.MasterPort = master(view, step)
 	return d
 }
 
+// stepNodes returns a node's index among those of a step, and the tasks of each of them. Of a step of several parts (srun A : B) a node has the
+// tasks of all parts.
+func stepNodes(step *apiv1.Step, spot spot, number uint32) (uint32, []uint32) {
+	if len(step.PartRanks) == 0 {
+		_, tasks, _ := counts(step.Placement)
+		return uint32(spot.index), tasks
+	}
+	nodes := shape.Nodes(step.Placement)
+	index := make(map[uint32]int, len(nodes))
+	for i, n := range nodes {
+		index[n] = i
+	}
+	tasks := make([]uint32, len(nodes))
+	for _, group := range step.Placement.Groups {
+		for _, n := range group.Nodes {
+			tasks[index[n]] += group.Tasks
+		}
+	}
+	return uint32(index[number]), tasks
+}
+
 // slim leaves out of a step what a node does not need of the others: a gang of 10,000 nodes would send each of them the
-// addresses of all.
+// addresses of all. Its placement has the node's own groups alone: one, or one for each part of the step that has tasks there, in the order
+// of the parts; their tasks follow one another in the node's ranks.
 func slim(step *apiv1.Step, number uint32, awaited bool) *apiv1.Step {
 	s := &apiv1.Step{
 		JobId:       step.JobId,
@@ -170,6 +195,13 @@ func slim(step *apiv1.Step, number uint32, awaited bool) *apiv1.Step {
 		Ending:      step.Ending,
 		EndSentence: step.EndSentence,
 		FinalState:  step.FinalState,
+		PartRanks:   step.PartRanks,
+		Placement:   &apiv1.Placement{},
+	}
+	for _, p := range shape.Portions(step, number) {
+		s.Placement.Groups = append(s.Placement.Groups, &apiv1.NodeGroup{
+			Nodes: []uint32{number}, CpuMask: p.Group.CpuMask, GpuMask: p.Group.GpuMask, MemoryMb: p.Group.MemoryMb, Tasks: p.Group.Tasks, Gres: p.Group.Gres,
+		})
 	}
 	if awaited {
 		s.Unreported = []uint32{number}
@@ -197,17 +229,15 @@ func master(view desiredView, step *apiv1.Step) (string, uint32) {
 
 // spot is a node's place in a placement.
 type spot struct {
-	index   int // among all nodes, in rank order
-	group   *apiv1.NodeGroup
-	groupNo int
-	within  int // index within the group
+	index int // among all nodes, in rank order
+	group *apiv1.NodeGroup
 }
 
 func find(placement *apiv1.Placement, number uint32) (spot, bool) {
 	before := 0
-	for i, group := range placement.GetGroups() {
+	for _, group := range placement.GetGroups() {
 		if j := slices.Index(group.Nodes, number); j >= 0 {
-			return spot{index: before + j, group: group, groupNo: i, within: j}, true
+			return spot{index: before + j, group: group}, true
 		}
 		before += len(group.Nodes)
 	}
@@ -235,34 +265,6 @@ func names(view desiredView, placement *apiv1.Placement) []string {
 				list = append(list, node.Spec.GetName())
 			}
 		}
-	}
-	return list
-}
-
-// ranks returns the ranks of one node's tasks. Block (the default): each node takes the next ranks until it has its
-// tasks. Cyclic: the nodes take one rank each in turn; a node that has its tasks is passed over.
-func ranks(placement *apiv1.Placement, at spot, distribution string) []uint32 {
-	list := make([]uint32, 0, at.group.Tasks)
-	if distribution != "cyclic" {
-		first := uint32(at.within) * at.group.Tasks
-		for _, group := range placement.Groups[:at.groupNo] {
-			first += uint32(len(group.Nodes)) * group.Tasks
-		}
-		for i := range at.group.Tasks {
-			list = append(list, first+i)
-		}
-		return list
-	}
-	for round := range at.group.Tasks {
-		rank := uint32(at.within) // its group takes part in this round, and so do the nodes before it in the group
-		for i, group := range placement.Groups {
-			n := uint32(len(group.Nodes))
-			rank += n * min(group.Tasks, round)
-			if i < at.groupNo && group.Tasks > round {
-				rank += n
-			}
-		}
-		list = append(list, rank)
 	}
 	return list
 }

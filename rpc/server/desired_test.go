@@ -104,7 +104,8 @@ func TestDesiredOfAGang(t *testing.T) {
 		t.Errorf("attempt\n got %v\nwant %v", got[0], want)
 	}
 	wantStep := &nodev1.DesiredStep{Step: &apiv1.Step{JobId: 7, Attempt: 2, State: apiv1.StepState_STEP_STATE_RUNNING, Spec: &apiv1.StepSpec{},
-		NumTasks: 5, Unreported: []uint32{3}}, Want: running, NodeIndex: 2, Ranks: []uint32{4}, TasksPerNode: []uint32{2, 2, 1},
+		NumTasks: 5, Unreported: []uint32{3}, Placement: &apiv1.Placement{Groups: []*apiv1.NodeGroup{
+			{Nodes: []uint32{3}, CpuMask: []uint64{3}, GpuMask: []uint64{3}, MemoryMb: 200, Tasks: 1}}}}, Want: running, NodeIndex: 2, Ranks: []uint32{4}, TasksPerNode: []uint32{2, 2, 1},
 		MasterAddress: "a", MasterPort: 4711}
 	if !proto.Equal(step, wantStep) {
 		t.Errorf("step\n got %v\nwant %v", step, wantStep)
@@ -179,44 +180,5 @@ func TestSettingsAndSpecificationDecideGraceAndRendezvous(t *testing.T) {
 	v.job.Spec.TaskOptions = &apiv1.TaskOptions{NoRendezvousEnvironment: true}
 	if !desired(v, 1)[0].NoRendezvousEnvironment {
 		t.Error("the job's own switch is ignored")
-	}
-}
-
-func TestRanksCoverTheStepExactly(t *testing.T) {
-	placements := map[string]*apiv1.Placement{
-		"one node":     {Groups: []*apiv1.NodeGroup{{Nodes: []uint32{1}, Tasks: 4}}},
-		"even":         {Groups: []*apiv1.NodeGroup{{Nodes: []uint32{1, 2, 3}, Tasks: 2}}},
-		"uneven":       {Groups: []*apiv1.NodeGroup{{Nodes: []uint32{1, 2}, Tasks: 3}, {Nodes: []uint32{3}, Tasks: 1}, {Nodes: []uint32{4, 5}, Tasks: 2}}},
-		"without some": {Groups: []*apiv1.NodeGroup{{Nodes: []uint32{1}, Tasks: 2}, {Nodes: []uint32{2}, Tasks: 0}, {Nodes: []uint32{3}, Tasks: 1}}},
-	}
-	for name, placement := range placements {
-		for _, distribution := range []string{"", "block", "cyclic"} {
-			want := map[uint32][]uint32{} // by the definition, task by task
-			var nodes, room []uint32
-			total := uint32(0)
-			for _, g := range placement.Groups {
-				for _, n := range g.Nodes {
-					nodes, room = append(nodes, n), append(room, g.Tasks)
-					total += g.Tasks
-				}
-			}
-			for rank, i := uint32(0), 0; rank < total; {
-				if room[i%len(nodes)] > 0 {
-					want[nodes[i%len(nodes)]] = append(want[nodes[i%len(nodes)]], rank)
-					room[i%len(nodes)]--
-					rank++
-					if distribution != "cyclic" {
-						continue
-					}
-				}
-				i++
-			}
-			for _, n := range nodes {
-				at, _ := find(placement, n)
-				if got := ranks(placement, at, distribution); fmt.Sprint(got) != fmt.Sprint(want[n]) {
-					t.Errorf("%s, %q: node %d has ranks %v, should have %v", name, distribution, n, got, want[n])
-				}
-			}
-		}
 	}
 }

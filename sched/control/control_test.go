@@ -608,7 +608,7 @@ func TestAMemberThatRejoinedVotesAndItsFormerSelfIsRemoved(t *testing.T) {
 		defer r.end()
 		for id, name := range map[string]string{"c1": "c1", "old": "c2", "new": "c2", "c3": "c3"} {
 			r.must(&logv1.Command{Principal: &apiv1.Principal{Kind: apiv1.PrincipalKind_PRINCIPAL_KIND_MEMBER, Name: name},
-				Op: &logv1.Command_AnnounceMember{AnnounceMember: &logv1.AnnounceMember{Member: &apiv1.Member{Id: id, Name: name, SupportedLevel: 1, RaftAddress: "x:1", ApiAddress: "x:2"}}}})
+				Op: &logv1.Command_AnnounceMember{AnnounceMember: &logv1.AnnounceMember{Member: &apiv1.Member{Id: id, Name: name, SupportedLevel: 2, RaftAddress: "x:1", ApiAddress: "x:2"}}}})
 		}
 		r.log.mu.Lock()
 		r.log.servers = []replica.Server{
