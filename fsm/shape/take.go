@@ -26,6 +26,14 @@ func freeOf(s *Share) node {
 	return n
 }
 
+// there says what is there of something: all of the allocation, or what other steps have left.
+func (n *node) there(has uint64) string {
+	if len(n.share.Holds) > 0 {
+		return fmt.Sprintf("%d are free", has)
+	}
+	return fmt.Sprintf("the allocation has %d", has)
+}
+
 // see returns the node as the part sees it: with "overlap" everything is free.
 func (w *want) see(n *node) node {
 	if w.r.GetOverlap() {
@@ -73,16 +81,16 @@ func (w *want) lacks(n *node) error {
 	free, name := w.see(n), n.share.Name
 	for _, g := range w.gpusOfNode() {
 		if has := Count(Common(free.gpus, GPUsOfType(n.share.Spec, g.kind))); has < g.count {
-			return fmt.Errorf("asks for %d GPUs%s per node; the allocation has %d on node %s", g.count, ofType(g.kind), has, name)
+			return fmt.Errorf("asks for %d GPUs%s per node; %s on node %s", g.count, ofType(g.kind), n.there(has), name)
 		}
 	}
 	for _, g := range w.r.GetGres() {
 		if has := Count(Common(GresMask(free.gres, g.Name), GresUnits(n.share.Spec, g.Name, g.Type))); g.Name != gpuName && has < uint64(g.Count) {
-			return fmt.Errorf("asks for %d %s%s per node; the allocation has %d on node %s", g.Count, g.Name, ofType(g.Type), has, name)
+			return fmt.Errorf("asks for %d %s%s per node; %s on node %s", g.Count, g.Name, ofType(g.Type), n.there(has), name)
 		}
 	}
 	if m := w.r.GetMemoryPerNodeMb(); m > free.memory && n.share.MemoryMB > 0 {
-		return fmt.Errorf("asks for %d MiB of memory per node; the allocation has %d on node %s", m, free.memory, name)
+		return fmt.Errorf("asks for %d MiB of memory per node; %s on node %s", m, n.there(free.memory), name)
 	}
 	if !w.exact && Count(free.cpus) < Count(n.share.CPUMask) {
 		return fmt.Errorf("asks for all CPUs of its nodes; %d of %d on node %s are free", Count(free.cpus), Count(n.share.CPUMask), name)
@@ -209,7 +217,7 @@ func (w *want) take(n *node, tasks, gpus uint64) (*apiv1.NodeGroup, error) {
 		if has := Count(free.cpus); need > has && w.r.GetOvercommit() {
 			need = has
 		} else if need > has {
-			return nil, fmt.Errorf("asks for %d CPUs on node %s; the allocation has %d there", need, n.share.Name, has)
+			return nil, fmt.Errorf("asks for %d CPUs on one node; %s on node %s", need, n.there(has), n.share.Name)
 		}
 		g.CpuMask = nearest(n.share.Spec, n.cpus, g.GpuMask, need)
 		if has := Count(g.CpuMask); has < need { // it overlaps: the rest are those of others
@@ -218,7 +226,7 @@ func (w *want) take(n *node, tasks, gpus uint64) (*apiv1.NodeGroup, error) {
 	}
 	asked := w.memory(tasks, Count(g.GpuMask))
 	if asked > free.memory && n.share.MemoryMB > 0 {
-		return nil, fmt.Errorf("asks for %d MiB of memory on node %s; the allocation has %d there", asked, n.share.Name, free.memory)
+		return nil, fmt.Errorf("asks for %d MiB of memory on one node; %s on node %s", asked, n.there(free.memory), n.share.Name)
 	}
 	g.MemoryMb = n.share.MemoryMB
 	if asked > 0 && n.share.MemoryMB > 0 {
