@@ -5,6 +5,11 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 LDFLAGS := -s -w -X github.com/muster-hpc/muster/ops/version.Version=$(VERSION)
 BUILD   := CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)'
 TOOL    := $(GO) tool -modfile=tools.mod
+# Only muster-gpu has cgo (NVIDIA's library). Without a C compiler it is built, too, and answers that it knows nothing. The
+# library is found at run time, so that symbols must not be bound before they are called.
+CC_FOUND := $(shell command -v $(firstword $(shell $(GO) env CC)) >/dev/null 2>&1 && echo 1 || echo 0)
+export CGO_CFLAGS  ?= -O2 -g -Wno-deprecated-declarations
+export CGO_LDFLAGS ?= -O2 -g -Wl,-z,lazy
 SLURM   := sbatch srun squeue scancel sinfo scontrol sacct
 PKGS    := ./cmd/... ./fsm/... ./rpc/... ./proto/... ./node/... ./sched/... ./ops/... ./examples/...
 
@@ -18,6 +23,7 @@ help: ## list the targets
 build: ## build every program into bin/
 	@mkdir -p bin/slurm bin/examples
 	$(BUILD) -o bin/ ./cmd/muster ./cmd/muster-controller ./cmd/muster-agent ./cmd/muster-supervisor ./cmd/muster-slurm
+	CGO_ENABLED=$(CC_FOUND) $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/muster-gpu
 	$(BUILD) -o bin/examples/ ./examples/train
 	@for c in $(SLURM); do ln -sfn ../muster-slurm bin/slurm/$$c; done
 
@@ -33,6 +39,13 @@ test: build ## every test, on this machine, as any user
 .PHONY: test-race
 test-race: ## unit tests under the race detector
 	$(GO) test -race $(PKGS)
+
+.PHONY: test-gpu
+test-gpu: ## the tests of accelerators, also on this machine's own GPUs (needs a C compiler; says what it skips)
+	@mkdir -p bin
+	CGO_ENABLED=1 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/muster-gpu
+	CGO_ENABLED=1 MUSTER_GPU_PROBE=$(CURDIR)/bin/muster-gpu $(GO) test -count 1 -tags gpu -v -run Hardware ./cmd/muster-gpu
+	CGO_ENABLED=1 $(GO) test -count 1 ./node/gpu/... ./cmd/muster-gpu
 
 .PHONY: campaign
 campaign: build ## the long fault campaign (50 leader kills, 1,000 virtual days, …)
