@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/muster-hpc/muster/cmd/internal/slurm/value"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	"github.com/muster-hpc/muster/rpc"
 	"github.com/muster-hpc/muster/rpc/client"
@@ -151,10 +152,10 @@ func (a *app) printChange(change *apiv1.WatchJobsResponse) {
 		if ended(j) {
 			detail = strings.TrimSpace(detail + " exit " + exitText(j.Status.ExitCode, j.Status.ExitSignal))
 		}
-		line("job %d %s  %s  attempt %d  %s", j.Id, j.Spec.GetName(), colour(jobState(j)), j.Status.Attempt, detail)
+		line("job %d %s  %s  attempt %d  %s", j.Id, value.Safe(j.Spec.GetName()), colour(jobState(j)), j.Status.Attempt, value.Safe(detail))
 	}
 	for _, s := range change.Steps {
-		line("step %s %s  %s  attempt %d  %s %s", stepName(s), s.Spec.GetName(), colour(stepState(s)), s.Attempt, s.NodeList, stepEnd(s))
+		line("step %s %s  %s  attempt %d  %s %s", stepName(s), value.Safe(s.Spec.GetName()), colour(stepState(s)), s.Attempt, s.NodeList, value.Safe(stepEnd(s)))
 	}
 	for _, id := range change.Removed {
 		line("job %d  removed from the hot state", id)

@@ -5,6 +5,8 @@ import (
 	"io"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/muster-hpc/muster/cmd/internal/slurm/value"
 )
 
 // table prints rows in aligned columns.
@@ -15,7 +17,14 @@ type table struct {
 	paint  map[int]func(string) string // colour of a column's cells, by their text; only on terminals
 }
 
-func (t *table) add(cells ...string) { t.rows = append(t.rows, cells) }
+// add adds a row. What users named is in the cells: a terminal must not obey it.
+func (t *table) add(cells ...string) {
+	row := make([]string, len(cells))
+	for i, cell := range cells {
+		row[i] = value.Safe(cell)
+	}
+	t.rows = append(t.rows, row)
+}
 
 // write prints the table; the last column is not padded.
 func (t *table) write(w io.Writer, colour bool) {
@@ -86,8 +95,8 @@ func paintState(state string) string {
 type fields struct{ rows [][2]string }
 
 func (f *fields) add(name, format string, args ...any) {
-	if value := fmt.Sprintf(format, args...); value != "" {
-		f.rows = append(f.rows, [2]string{name, value})
+	if text := fmt.Sprintf(format, args...); text != "" {
+		f.rows = append(f.rows, [2]string{name, value.Safe(text)})
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/muster-hpc/muster/cmd/internal/slurm/value"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 )
 
@@ -56,7 +57,7 @@ func waitReason(r apiv1.WaitReason) string {
 
 // why is the reason and sentence of a job in one cell.
 func why(j *apiv1.Job) string {
-	reason, sentence := waitReason(j.Status.GetReason()), j.Status.GetSentence()
+	reason, sentence := waitReason(j.Status.GetReason()), value.Safe(j.Status.GetSentence())
 	switch {
 	case sentence == "":
 		return reason

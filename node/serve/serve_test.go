@@ -247,24 +247,26 @@ func TestOutputIsFollowedFromItsFirstByteToTheExits(t *testing.T) {
 }
 
 func TestAReaderWhoComesBeforeTheFilesAreNamedLosesNothing(t *testing.T) {
-	f := newFixture(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	f.step(0)
-	tasks := f.steps[0].Tasks
-	f.update(func() { f.steps[0].Tasks = nil })
-	f.looked = make(chan struct{})
-	done := make(chan got, 1)
-	go func() {
-		done <- f.read(ctx, f.as(1000), &nodev1.ReadOutputRequest{JobId: 1, Follow: true, Ranks: []uint32{0, 1}}, nil)
-	}()
-	<-f.looked // the reader has seen a step without files
-	f.write("out", 0, "quick")
-	f.update(func() {
-		f.steps[0].Tasks, f.steps[0].Started, f.steps[0].Over, f.steps[0].Exits = tasks, true, true, []*apiv1.TaskExit{{Count: 2}}
-	})
-	if g := <-done; g.err != nil || g.data["out0"] != "quick" || g.ends != 4 || len(g.exits) != 1 {
-		t.Errorf("it brought %+v", g)
+	for what, ranks := range map[string][]uint32{"everything": nil, "ranks": {0, 1}} {
+		f := newFixture(t)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		f.step(0)
+		tasks := f.steps[0].Tasks
+		f.update(func() { f.steps[0].Tasks = nil })
+		f.looked = make(chan struct{})
+		done := make(chan got, 1)
+		go func() {
+			done <- f.read(ctx, f.as(1000), &nodev1.ReadOutputRequest{JobId: 1, Follow: true, Ranks: ranks}, nil)
+		}()
+		<-f.looked // the reader has seen a step without files
+		f.write("out", 0, "quick")
+		f.update(func() {
+			f.steps[0].Tasks, f.steps[0].Started, f.steps[0].Over, f.steps[0].Exits = tasks, true, true, []*apiv1.TaskExit{{Count: 2}}
+		})
+		if g := <-done; g.err != nil || g.data["out0"] != "quick" || g.ends != 4 || len(g.exits) != 1 {
+			t.Errorf("reading %s brought %+v", what, g)
+		}
 	}
 }
 
@@ -341,7 +343,12 @@ func TestTokenForControllersIsRefusedByEveryProcedure(t *testing.T) {
 	g := f.read(t.Context(), client, &nodev1.ReadOutputRequest{JobId: 1}, nil)
 	_, write := client.WriteInput(t.Context(), &nodev1.WriteInputRequest{JobId: 1, Data: []byte("x")})
 	_, status := client.Status(t.Context(), &nodev1.StatusRequest{})
-	errs := map[string]error{"ReadOutput": g.err, "WriteInput": write, "Status": status}
+	_, resize := client.ResizeTerminal(t.Context(), &nodev1.ResizeTerminalRequest{JobId: 1})
+	_, put := client.PutFile(t.Context(), &nodev1.PutFileRequest{JobId: 1})
+	_, usage := client.GetUsage(t.Context(), &nodev1.GetUsageRequest{JobId: 1})
+	errs := map[string]error{
+		"ReadOutput": g.err, "WriteInput": write, "Status": status, "ResizeTerminal": resize, "PutFile": put, "GetUsage": usage,
+	}
 	methods := nodev1.File_muster_node_v1_node_proto.Services().ByName("NodeService").Methods()
 	if methods.Len() != len(errs) {
 		t.Errorf("NodeService has %d procedures, %d are tested", methods.Len(), len(errs))

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/muster-hpc/muster/cmd/internal/slurm/value"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
 )
@@ -120,7 +121,9 @@ func (p *printer) err() error {
 func (p *printer) message(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.put(nodev1.OutputStream_OUTPUT_STREAM_STDERR, fmt.Appendf(nil, p.options.Program+": "+format+"\n", args...))
+	// Names and sentences come from others: a terminal must not obey them, and one message is one line.
+	text := value.Safe(fmt.Sprintf(format, args...))
+	p.put(nodev1.OutputStream_OUTPUT_STREAM_STDERR, []byte(p.options.Program+": "+text+"\n"))
 }
 
 // report says how the tasks of a node ended, a line for each kind of end; good ends are not mentioned. Why a program could
