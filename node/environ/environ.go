@@ -51,12 +51,17 @@ SLURM_SUBMIT_DIR SLURM_SUBMIT_HOST SLURM_TASKS_PER_NODE SLURM_TASK_PID SLURM_TOP
 SLURM_UMASK SLURM_WORKING_CLUSTER CUDA_VISIBLE_DEVICES GPU_DEVICE_ORDINAL MUSTER_JOB_ID MUSTER_ATTEMPT MUSTER_PLACEMENT
 MUSTER_INCARNATION MUSTER_FENCE MUSTER_RESTART_REASON MUSTER_AGENT_SOCKET MUSTER_STEP_COOKIE`)
 
+// LaunchVariable is how srun says at which address its host is reached in the cluster. Tasks do not see it, so that what
+// they start does not inherit it.
+const LaunchVariable = "MUSTER_LAUNCH_ADDRESS"
+
 // Tasks returns the environments of the step's tasks on this node, in the order of Step.ranks. The variables of Late
 // are not yet among them.
 func Tasks(r Request) [][]string {
 	base := newVars(r.User)
 	submitDir, submitHost := r.submitted(base)
-	for _, name := range own {
+	launcher := base.get(LaunchVariable)
+	for _, name := range append([]string{LaunchVariable}, own...) {
 		base.unset(name)
 	}
 	meeting := planRendezvous(r, base)
@@ -66,6 +71,8 @@ func Tasks(r Request) [][]string {
 		r.batchStep(base)
 	} else {
 		r.step(base)
+		base.setIf("SLURM_LAUNCH_NODE_IPADDR", launcher)
+		base.setIf("SLURM_SRUN_COMM_HOST", launcher)
 	}
 	r.devices(base)
 	r.muster(base)

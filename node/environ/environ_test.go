@@ -18,10 +18,10 @@ import (
 var different = map[string]string{
 	"SLURM_CONF":                           "there is no such file; set only if the user set it",
 	"SLURM_NODE_ALIASES":                   "gone by 24.11",
-	"SLURM_TASK_PID":                       "known only to the supervisor",
+	"SLURM_TASK_PID":                       "the supervisor sets it",
 	"SLURM_WORKING_CLUSTER":                "address of a Slurm controller",
-	"SLURM_LAUNCH_NODE_IPADDR":             "address of a running srun",
-	"SLURM_SRUN_COMM_HOST":                 "address of a running srun",
+	"SLURM_LAUNCH_NODE_IPADDR":             "srun says it, and this test has none",
+	"SLURM_SRUN_COMM_HOST":                 "srun says it, and this test has none",
 	"SLURM_SRUN_COMM_PORT":                 "address of a running srun",
 	"SLURM_STEP_LAUNCHER_PORT":             "address of a running srun",
 	"SLURM_JOB_CPUS_PER_NODE_PACK_GROUP_0": "the old name of heterogeneous jobs",

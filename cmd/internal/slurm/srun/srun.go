@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -78,10 +79,32 @@ func Run(ctx context.Context, s *session.Session) int {
 		s.Errorf("'%s' can't be reached now, or it is an invalid entry for --cluster.\nThis is cluster %s; there is no other here.", name, cluster.ClusterName())
 		return submit.CodeRefused
 	}
+	r.env = append(r.env, launchAddress(cluster.Controllers())...)
 	if r.job != 0 {
 		return r.step(ctx, cluster)
 	}
 	return r.allocate(ctx, cluster)
+}
+
+// launchVariable is environ.LaunchVariable of the agents, which make SLURM_LAUNCH_NODE_IPADDR and SLURM_SRUN_COMM_HOST of it.
+const launchVariable = "MUSTER_LAUNCH_ADDRESS"
+
+// launchAddress is a variable with this host's address on the way to the controllers, as a string of an environment; empty
+// if the host has none. Connecting a datagram socket sends nothing.
+func launchAddress(controllers []string) []byte {
+	if len(controllers) == 0 {
+		return nil
+	}
+	conn, err := net.Dial("udp", controllers[0])
+	if err != nil {
+		return nil
+	}
+	defer conn.Close()
+	host, _, err := net.SplitHostPort(conn.LocalAddr().String())
+	if err != nil {
+		return nil
+	}
+	return []byte(launchVariable + "=" + host + "\x00")
 }
 
 // prepare merges options and reads all values.
