@@ -176,53 +176,85 @@ func unknownInventory(u *nodev1.GpuUnknown, o options) *nodev1.GpuInventory {
 	return inv
 }
 
+// inventoryEvery is after how many readings of health the inventory is read again although nothing in the readings changed (MIG
+// instances may have): it asks each link of each GPU, which a watch that costs nothing can't do all the time.
+const inventoryEvery = 6
+
+// watcher is one watch.
+type watcher struct {
+	o options
+	p probe
+	// inventory is the last one that was read; readings is how many readings of health were taken with it.
+	inventory *nodev1.GpuInventory
+	readings  int
+	// signature is what in the readings tells that there are other devices.
+	signature string
+}
+
 // watch writes events until its reader is gone. While nothing can be read it tries again every period, so that it notices a
 // driver that is loaded later.
 func watch(o options, out *output) error {
-	var p probe
-	var last *nodev1.GpuInventory
+	w := watcher{o: o}
 	for {
-		inv, health, err := read(&p, o)
+		before := w.inventory
+		health, err := w.read()
 		if err != nil {
 			return err
 		}
-		if last == nil || !proto.Equal(inv, last) {
-			last = inv
-			if p != nil {
-				p.listen()
+		if before == nil || !proto.Equal(w.inventory, before) {
+			if w.p != nil {
+				w.p.listen()
 			}
-			if err := out.event(&nodev1.GpuEvent{What: &nodev1.GpuEvent_Inventory{Inventory: inv}}); err != nil {
+			if err := out.event(&nodev1.GpuEvent{What: &nodev1.GpuEvent_Inventory{Inventory: w.inventory}}); err != nil {
 				return err
 			}
 		}
 		if err := out.event(&nodev1.GpuEvent{What: &nodev1.GpuEvent_Health{Health: health}}); err != nil {
 			return err
 		}
-		if err := errorsUntil(p, time.Now().Add(o.interval), out); err != nil {
+		if err := errorsUntil(w.p, time.Now().Add(o.interval), out); err != nil {
 			return err
 		}
 	}
 }
 
-// read takes one reading, and opens or closes the probe as far as that is possible and needed.
-func read(p *probe, o options) (*nodev1.GpuInventory, *nodev1.GpuHealth, error) {
-	if *p == nil {
-		opened, why, err := open(o)
+// read takes one reading and if needed an inventory, and opens or closes the probe as far as that is possible and needed.
+func (w *watcher) read() (*nodev1.GpuHealth, error) {
+	if w.p == nil {
+		p, why, err := open(w.o)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		if why != nil {
-			return unknownInventory(why, o), &nodev1.GpuHealth{Unknown: why}, nil
+			w.inventory = unknownInventory(why, w.o)
+			return &nodev1.GpuHealth{Unknown: why}, nil
 		}
-		*p = opened
+		w.p, w.signature = p, ""
 	}
-	inv := (*p).inventory()
-	health := (*p).health()
-	if inv.Unknown != nil || health.Unknown != nil {
-		(*p).close()
-		*p = nil
+	health := w.p.health()
+	if signature := signatureOf(health); signature != w.signature || w.readings >= inventoryEvery {
+		w.inventory, w.signature, w.readings = w.p.inventory(), signature, 0
 	}
-	return inv, health, nil
+	w.readings++
+	if health.Unknown != nil && w.inventory.Unknown == nil {
+		w.inventory = unknownInventory(health.Unknown, w.o)
+	}
+	if w.inventory.Unknown != nil {
+		w.p.close()
+		w.p = nil
+		return &nodev1.GpuHealth{Unknown: w.inventory.Unknown}, nil
+	}
+	return health, nil
+}
+
+// signatureOf says which GPUs there are, which of them can be reached, and how many links they have up.
+func signatureOf(h *nodev1.GpuHealth) string {
+	var b strings.Builder
+	b.WriteString("gpus")
+	for _, r := range h.Gpus {
+		fmt.Fprintf(&b, " %d %s %t %d", r.Index, r.Uuid, r.Lost, r.GetNvlinksActive())
+	}
+	return b.String()
 }
 
 // errorsUntil writes errors as they come, until the next reading is due.

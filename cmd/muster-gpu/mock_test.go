@@ -296,3 +296,21 @@ func TestAProcessLeftOnAGPUIsFound(t *testing.T) {
 		t.Errorf("a job's process: %+v", found)
 	}
 }
+
+func TestChangedMIGInstancesAreNoticedWithinSomeReadings(t *testing.T) {
+	c := newCluster(t, nil)
+	faultFile(t, c.faults, `{"gpus": {"1": {"mig": ["3g.40gb", "3g.40gb"]}}}`)
+	deadline := time.After(60 * time.Second)
+	for {
+		changed := c.m.Changed()
+		if inv, _ := c.m.Inventory(); len(gpu.ByNumber(inv)) == 9 {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			inv, _ := c.m.Inventory()
+			t.Fatalf("not within 60 s; devices are %v", gpu.ByNumber(inv))
+		}
+	}
+}

@@ -24,7 +24,9 @@ type library struct {
 	events nvml.EventSet
 	// names are of the GPUs whose errors are reported: asking a GPU that just fell off the bus for its name may hang.
 	names map[nvml.Device]*nodev1.GpuXid
-	known map[string]bool
+	// listening are the UUIDs of the GPUs that are registered.
+	listening map[string]bool
+	known     map[string]bool
 }
 
 // open loads the library. Nothing else of NVML may be called before that succeeded.
@@ -125,43 +127,46 @@ func (l *library) gpus(f func(index int, d nvml.Device, ret nvml.Return)) *nodev
 	return nil
 }
 
-// listen registers for the errors of all GPUs anew.
+// listen registers for the errors of all GPUs that are not registered yet. The set of events is kept, so that none that
+// waits in it gets lost.
 func (l *library) listen() {
-	if l.events != nil {
-		l.events.Free()
-		l.events = nil
+	if l.events == nil {
+		events, ret := l.nvml.EventSetCreate()
+		if ret != nvml.SUCCESS {
+			return // Then health alone tells of errors.
+		}
+		l.events, l.names = events, map[nvml.Device]*nodev1.GpuXid{}
 	}
-	l.names = map[nvml.Device]*nodev1.GpuXid{}
-	events, ret := l.nvml.EventSetCreate()
-	if ret != nvml.SUCCESS {
-		return
-	}
+	reached := map[string]bool{}
 	l.gpus(func(index int, d nvml.Device, ret nvml.Return) {
-		if ret != nvml.SUCCESS || d.RegisterEvents(nvml.EventTypeXidCriticalError, events) != nvml.SUCCESS {
+		if ret != nvml.SUCCESS {
 			return
 		}
 		uuid, ret := d.GetUUID()
-		if ret == nvml.SUCCESS {
+		if ret != nvml.SUCCESS {
+			return
+		}
+		if l.listening[uuid] || d.RegisterEvents(nvml.EventTypeXidCriticalError, l.events) == nvml.SUCCESS {
+			reached[uuid] = true
 			l.names[d] = &nodev1.GpuXid{Index: uint32(index), Uuid: uuid}
 		}
 	})
-	if len(l.names) == 0 {
-		events.Free()
-		return
-	}
-	l.events = events
+	// One that can't be reached is registered again when it is back; its name stays for the errors that wait.
+	l.listening = reached
 }
 
 // noInstance is what NVML says where an event or a process concerns no MIG instance.
 const noInstance = 0xFFFFFFFF
 
+// listenAgain is the pause after a failed wait, so that nobody asks in a busy loop.
+const listenAgain = time.Second
+
 // wait returns the next error.
 func (l *library) wait(timeout time.Duration) *nodev1.GpuXid {
-	if l.events == nil {
+	if len(l.listening) == 0 {
 		time.Sleep(timeout)
 		return nil
 	}
-	began := time.Now()
 	// NVML waits whole milliseconds; at least one, so that nobody asks in a busy loop.
 	event, ret := l.events.Wait(uint32(max(1, timeout.Milliseconds())))
 	switch ret {
@@ -169,8 +174,11 @@ func (l *library) wait(timeout time.Duration) *nodev1.GpuXid {
 	case nvml.ERROR_TIMEOUT:
 		return nil
 	default:
-		// A lost GPU makes every wait fail at once; what happened is in the next reading.
-		time.Sleep(timeout - time.Since(began))
+		// A lost GPU may make every wait fail, also for the others: listen anew to those that can be reached.
+		l.events.Free()
+		l.events, l.listening = nil, nil
+		time.Sleep(min(listenAgain, timeout))
+		l.listen()
 		return nil
 	}
 	if event.EventType&nvml.EventTypeXidCriticalError == 0 {

@@ -81,15 +81,15 @@ func ParseGres(s string) (Gres, error) {
 func (g *Gres) complete() error {
 	switch {
 	case !isWord(g.Name):
-		return errors.New("Name is missing or not made of letters, digits and . - _ +")
+		return errors.New("the name is missing or not made of letters, digits and . - _ +")
 	case g.Name == "gpu":
-		return errors.New("GPUs are detected, or declared with --gpus, and not here")
+		return errors.New("the name gpu: GPUs are detected, or declared with --gpus, and not here")
 	case g.Type != "" && !isWord(g.Type):
 		return fmt.Errorf("type %q is not made of letters, digits and . - _ +", g.Type)
 	case len(g.Files) > maxUnits:
 		return fmt.Errorf("%d files; at most %d", len(g.Files), maxUnits)
 	case len(g.Files) == 0 && g.Count == 0:
-		return errors.New("neither File nor Count says how many there are")
+		return errors.New("neither file nor count says how many there are")
 	}
 	for i, f := range g.Files {
 		if !filepath.IsAbs(f) || filepath.Clean(f) != f {

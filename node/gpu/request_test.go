@@ -68,7 +68,7 @@ func TestGenericResourcesAreDeclared(t *testing.T) {
 
 func TestWrongDeclarationsAreRefusedWithTheFault(t *testing.T) {
 	for s, fault := range map[string]string{
-		"": "Name is missing", "Count=1": "Name is missing", "Name=ib": "how many", "Name=gpu Count=1": "detected",
+		"": "name is missing", "Count=1": "name is missing", "Name=ib": "how many", "Name=gpu Count=1": "detected",
 		"Name=ib Name=ib Count=1": "twice", "Name=ib File=uverbs0": "absolute", "Name=ib File=/dev/../x": "absolute",
 		"Name=ib File=/dev/a,/dev/a": "twice", "Name=ib File=/dev/a Count=2": "there are 1 files", "Name=ib Count=0": "not a number",
 		"Name=ib Cores=1 Count=1": "not known", "Name=ib Count": "WORD=VALUE", "Name=ib File=/dev/x[3-1]": "", "Name=ib File=/dev/x[0-9999]": "at most",
