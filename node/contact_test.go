@@ -173,3 +173,37 @@ func TestASupervisorHoldsNoThreadOfTheAgent(t *testing.T) {
 		return errors.Is(err, unix.ECHILD) || err == nil && ended.Signo == 0
 	})
 }
+
+// Found by the campaign of virtual days (seed 99): a preparation that outlasts the deadline may belong to an attempt that was accounted
+// for meanwhile. Nobody speaks of it any more, and its supervisor waited for ever.
+func TestAStepThatWasBeingPreparedWhenItsDeadlinePassedIsGivenUp(t *testing.T) {
+	f, recorded, release := newFake(t), make(chan struct{}), make(chan struct{})
+	f.leaseMS = 500 // and a window of 2 s
+	l := f.begin(filepath.Join(t.TempDir(), "agent"), func(c *Config) {
+		c.Fault = func(point string) {
+			if point == "recorded" {
+				close(recorded)
+				<-release
+			}
+		}
+	})
+	f.batch(31, t.TempDir(), "#!/bin/sh\n", func(d *nodev1.DesiredAttempt) { d.StopsItself = true })
+	<-recorded
+	f.update(func() { f.noGrants, f.desired = true, nil }) // the attempt is accounted for on silence
+	waitFor(t, func() bool {
+		l.a.mu.Lock()
+		defer l.a.mu.Unlock()
+		return l.a.lease.deadline != 0 && l.a.boot() >= l.a.lease.deadline
+	})
+	f.update(func() { f.noGrants = false })
+	waitFor(t, func() bool {
+		l.a.mu.Lock()
+		defer l.a.mu.Unlock()
+		return l.a.leased()
+	})
+	close(release)
+	f.eventually("prepare failed", func() bool { return f.failed(31) != nil })
+	if p := f.failed(31); p.GetUsersFault() || !strings.Contains(p.GetSentence(), "lost contact with the controllers") {
+		t.Errorf("it said %v", p)
+	}
+}

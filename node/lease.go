@@ -85,6 +85,7 @@ func (a *Agent) leaseOver() {
 // held.
 func (a *Agent) takeGrant(from string, g *nodev1.Grant) {
 	was, before := a.leased(), a.lease.grantedAt
+	lapsed := a.lease.deadline != 0 && a.boot() >= a.lease.deadline
 	if g == nil || !a.lease.grant(g) {
 		return
 	}
@@ -99,10 +100,23 @@ func (a *Agent) takeGrant(from string, g *nodev1.Grant) {
 	a.watchDeadline()
 	for _, at := range a.attempts {
 		for _, s := range at.steps {
-			if s.record.GetOrder().GetStopsItself() && !s.phase.over() {
-				s.deadline = a.lease.deadline
-				a.poke(s.kick)
+			if !s.record.GetOrder().GetStopsItself() || s.phase.over() {
+				continue
 			}
+			if lapsed && s.phase == PhasePreparing && s.end == nil {
+				a.lapse(s)
+			}
+			s.deadline = a.lease.deadline
+			a.poke(s.kick)
 		}
 	}
+}
+
+// lapse gives up a step that was being prepared when the deadline passed: its attempt may have been accounted for meanwhile, and then
+// nobody would ever order its end. a.mu is held.
+func (a *Agent) lapse(s *step) {
+	s.failed = &prepareError{sentence: "the node had lost contact with the controllers for too long while the step was being prepared"}
+	s.end = &ending{sentence: s.failed.sentence}
+	a.armForce(s, a.forceAfter)
+	s.cancelPrepare()
 }
