@@ -12,6 +12,10 @@
 //	result    the last StepState, on disk before anybody is told that the step ended
 //	log       what the supervisor has to say, and its stack if it crashes
 //
+// A Pool has supervisors that were started ahead: what their process needs is behind them, and they wait at a socket for the
+// directory of their step, with the descriptors that Launch would have handed down. Until then they end with their pool, also
+// when the agent is killed; from then on nothing distinguishes them, not even their command line.
+//
 // Invariants:
 //   - Tasks of a directory are executed at most once, however often supervisors are launched there.
 //   - A state with phase ENDED or FAILED that was received, or is returned by ReadResult, is final and on disk.

@@ -187,8 +187,19 @@ func TestStepIsAwaited(t *testing.T) {
 	n1, epoch := c.join("n1")
 	alice := c.user(1000, "alice", c.members[1])
 	id := submitOne(t, alice, "a")
-	fence := c.place(id, n1)
 	batchStep := uint32(4294967291)
+	if _, err := alice.Jobs().GetStep(t.Context(), &apiv1.GetStepRequest{JobId: id, StepId: batchStep, WaitBeginMs: 20}); rpc.Reason(err) != "STEP_UNKNOWN" {
+		t.Errorf("a step that does not begin in time: %v", err)
+	}
+	begun := make(chan error, 1)
+	go func() {
+		_, err := alice.Jobs().GetStep(t.Context(), &apiv1.GetStepRequest{JobId: id, StepId: batchStep, Attempt: 1, WaitBeginMs: 20_000})
+		begun <- err
+	}()
+	fence := c.place(id, n1)
+	if err := <-begun; err != nil {
+		t.Errorf("a step that begins while it is awaited: %v", err)
+	}
 	answer, err := alice.Jobs().GetStep(t.Context(), &apiv1.GetStepRequest{JobId: id, StepId: batchStep, WaitEndMs: 50})
 	if err != nil || answer.Step.State != apiv1.StepState_STEP_STATE_PREPARING || len(answer.Shares) != 1 || answer.Shares[0].AgentAddress != "n1:7" {
 		t.Fatalf("before its end: %v, %v", answer, err)
