@@ -16,6 +16,8 @@ type Process struct {
 	State string
 	// Where is the kernel function in which it waits; empty if the kernel does not tell.
 	Where string
+	// Start is when it began, in clock ticks since the boot: with the number it names the process for ever.
+	Start uint64
 }
 
 func (p Process) String() string {
@@ -36,10 +38,14 @@ func Look(pid int) (Process, bool) {
 		return Process{}, false
 	}
 	rest := strings.Fields(stat[to+1:])
-	if len(rest) == 0 {
+	if len(rest) < 20 {
 		return Process{}, false
 	}
-	p := Process{PID: pid, Name: stat[from+1 : to], State: rest[0], Where: read(dir, "wchan")}
+	start, err := strconv.ParseUint(rest[19], 10, 64)
+	if err != nil {
+		return Process{}, false
+	}
+	p := Process{PID: pid, Name: stat[from+1 : to], State: rest[0], Where: read(dir, "wchan"), Start: start}
 	if p.Where == "0" {
 		p.Where = ""
 	}

@@ -97,12 +97,19 @@ func (s *supervisor) execute(env []string) {
 	unprotect(s.log)
 	s.mpi.begin()
 	cpus, skipped, said := newBinding(), false, map[string]bool{}
+	var stages []*staged
 	for i, t := range s.tasks {
-		if mask := t.plan.GetCpuMask(); len(mask) > 0 && !cpus.bind(mask) {
-			skipped = true
+		mask := t.plan.GetCpuMask()
+		if len(mask) > 0 && !cpus.bind(mask) {
+			mask, skipped = nil, true
 		}
-		t.execute(s.plan, s.ready, i, s.mpi.environment(t, env))
+		if stage := t.execute(s.plan, s.ready, i, s.mpi.environment(t, env), mask); stage != nil {
+			stages = append(stages, stage)
+		}
 		cpus.release()
+	}
+	s.settleStages(stages)
+	for i, t := range s.tasks {
 		if t.untold != nil {
 			s.log.Warn("a task has no SLURM_TASK_PID", "rank", t.plan.GetRank(), "error", t.untold)
 		}
@@ -123,6 +130,20 @@ func (s *supervisor) execute(env []string) {
 		s.print(0, s.voice()+s.ready.sentence)
 	}
 	s.log.Info("tasks were executed", "tasks", len(s.tasks))
+}
+
+// settleStages waits for the stages, but not beyond what is due.
+func (s *supervisor) settleStages(stages []*staged) {
+	wait := stageTimeout
+	if due := s.next(); due != 0 {
+		wait = min(wait, max(time.Duration(due-now()), 0))
+	}
+	until := time.Now().Add(wait)
+	for _, stage := range stages {
+		if err := stage.settle(until); err != nil {
+			s.log.Error("it is not known whether a task was executed", "rank", stage.plan.GetRank(), "error", err)
+		}
+	}
 }
 
 // signal delivers a signal once.

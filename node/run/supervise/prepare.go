@@ -3,12 +3,14 @@ package supervise
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
 
 	"github.com/muster-hpc/muster/node/run"
+	"github.com/muster-hpc/muster/node/run/private"
 	supervisorv1 "github.com/muster-hpc/muster/proto/muster/supervisor/v1"
 	"golang.org/x/sys/unix"
 )
@@ -26,6 +28,10 @@ type prepared struct {
 	inputs, outputs []int
 	// pipes are the writing ends of stdin pipes.
 	pipes []*os.File
+	// groups are the step's control groups; nil if it has none.
+	groups *confinement
+	// namespace is the mount namespace of the tasks; nil for the node's.
+	namespace *os.File
 }
 
 type preparedTask struct {
@@ -50,6 +56,10 @@ func (p *prepared) close() {
 		_ = pipe.Close()
 	}
 	p.outputs, p.pipes = nil, nil
+	if p.namespace != nil {
+		_ = p.namespace.Close()
+		p.namespace = nil
+	}
 }
 
 // closeInputs closes what is of no use once the tasks have it: a pipe must have no reader but them.
@@ -67,7 +77,7 @@ type fault struct {
 }
 
 // prepare checks and opens everything as the user. It may block as long as the user's file systems do.
-func prepare(plan *supervisorv1.StepPlan) (*prepared, *fault) {
+func prepare(plan *supervisorv1.StepPlan, log *slog.Logger) (*prepared, *fault) {
 	type outcome struct {
 		p *prepared
 		f *fault
@@ -80,6 +90,7 @@ func prepare(plan *supervisorv1.StepPlan) (*prepared, *fault) {
 		f := p.fill(plan)
 		if f != nil {
 			p.close()
+			p.groups.remove(log)
 		}
 		c <- outcome{p, f}
 	}()
@@ -89,10 +100,20 @@ func prepare(plan *supervisorv1.StepPlan) (*prepared, *fault) {
 
 func (p *prepared) fill(plan *supervisorv1.StepPlan) *fault {
 	spools, err := p.openSpools(plan)
+	if err == nil {
+		p.groups, err = confine(plan)
+	}
+	if err == nil {
+		err = becomeUser(plan)
+	}
 	if err != nil {
 		return &fault{sentence: err.Error()}
 	}
-	if err := becomeUser(plan); err != nil {
+	p.tasks = make([]preparedTask, len(plan.GetTasks()))
+	if f := p.openFiles(plan, spools); f != nil {
+		return f
+	}
+	if err := p.separate(plan); err != nil {
 		return &fault{sentence: err.Error()}
 	}
 	p.workDir = plan.GetWorkDir()
@@ -101,9 +122,18 @@ func (p *prepared) fill(plan *supervisorv1.StepPlan) *fault {
 			plan.GetWorkDir(), errnoText(err), fallbackDir)
 		p.workDir = fallbackDir
 	}
+	for i, t := range plan.GetTasks() {
+		p.tasks[i].program, p.tasks[i].lookup = find(t.GetArgs()[0], pathOf(t.GetEnv()), p.workDir)
+	}
+	return nil
+}
+
+// openFiles opens the tasks' input and output, as the node sees them: they outlive the job.
+func (p *prepared) openFiles(plan *supervisorv1.StepPlan, spools map[string]int) *fault {
 	files := make(map[string]int)
-	for _, t := range plan.GetTasks() {
-		task := preparedTask{}
+	var err error
+	for i, t := range plan.GetTasks() {
+		task := &p.tasks[i]
 		if task.stdin, err = p.openInput(t); err != nil {
 			return openFault("standard input", t.GetStdinPath(), err)
 		}
@@ -113,10 +143,25 @@ func (p *prepared) fill(plan *supervisorv1.StepPlan) *fault {
 		if task.stderr, err = p.openOutput(files, spools, t.GetStderrPath(), run.ErrFile(t.GetRank()), t.GetAppend()); err != nil {
 			return openFault("standard error", t.GetStderrPath(), err)
 		}
-		task.program, task.lookup = find(t.GetArgs()[0], pathOf(t.GetEnv()), p.workDir)
-		p.tasks = append(p.tasks, task)
 	}
 	return nil
+}
+
+// separate moves the thread to where the job has directories of its own, if the plan says so. The thread is the user
+// before and after.
+func (p *prepared) separate(plan *supervisorv1.StepPlan) error {
+	dirs := private.Dirs{Tmp: plan.GetPrivateTmp(), Shm: plan.GetPrivateShm()}
+	if dirs == (private.Dirs{}) {
+		return nil
+	}
+	if err := becomeRoot(); err != nil {
+		return err
+	}
+	var err error
+	if p.namespace, err = dirs.Enter(); err != nil {
+		return err
+	}
+	return becomeUser(plan)
 }
 
 func openFault(what, path string, err error) *fault {
@@ -128,7 +173,7 @@ func openFault(what, path string, err error) *fault {
 // becomeUser gives the calling thread the user's effective identity. The real one stays the supervisor's, so that the
 // user cannot signal the thread.
 func becomeUser(plan *supervisorv1.StepPlan) error {
-	if os.Geteuid() != 0 {
+	if os.Getuid() != 0 {
 		return nil
 	}
 	// Raw calls concern this thread only; those of package syscall would change the whole process.
@@ -141,6 +186,18 @@ func becomeUser(plan *supervisorv1.StepPlan) error {
 	}
 	if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, keep, uintptr(plan.GetUid()), keep); e != 0 {
 		return fmt.Errorf("taking user id %d: %w", plan.GetUid(), e)
+	}
+	return nil
+}
+
+// becomeRoot takes the effective identity back that becomeUser gave away.
+func becomeRoot() error {
+	keep := ^uintptr(0)
+	if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, keep, 0, keep); e != 0 {
+		return fmt.Errorf("taking root's identity again, to give the job directories of its own: %w", e)
+	}
+	if _, _, e := unix.RawSyscall(unix.SYS_SETRESGID, keep, 0, keep); e != 0 {
+		return fmt.Errorf("taking root's group again: %w", e)
 	}
 	return nil
 }

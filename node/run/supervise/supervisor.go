@@ -5,9 +5,12 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/muster-hpc/muster/node/run"
+	"github.com/muster-hpc/muster/node/run/cgroup"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	supervisorv1 "github.com/muster-hpc/muster/proto/muster/supervisor/v1"
 	"golang.org/x/sys/unix"
@@ -23,8 +26,9 @@ type Times struct {
 	Orphan time.Duration
 	// KillAgain is the first pause between rounds of KILL, doubled up to KillAgainMax.
 	KillAgain, KillAgainMax time.Duration
-	// Stuck is how long after the first KILL the state says which process does not end.
-	Stuck time.Duration
+	// Stuck is how long after the first KILL the state says which process does not end; Abandon is how long until a
+	// step ends without processes that nothing can end.
+	Stuck, Abandon time.Duration
 	// WriteAgain is the pause between tries to write the result.
 	WriteAgain time.Duration
 }
@@ -33,7 +37,7 @@ type Times struct {
 var DefaultTimes = Times{
 	Leftover: 500 * time.Millisecond, Linger: time.Minute, Orphan: 30 * time.Minute,
 	KillAgain: 5 * time.Millisecond, KillAgainMax: 500 * time.Millisecond,
-	Stuck: 10 * time.Second, WriteAgain: time.Second,
+	Stuck: 10 * time.Second, Abandon: time.Minute, WriteAgain: time.Second,
 }
 
 // supervisor is the state of the loop; nothing else touches it.
@@ -74,6 +78,7 @@ type supervisor struct {
 	leftoverAt  bootTime           // leftovers of the tasks are killed
 	writeAgain  bootTime           // the result is written again
 	empty       bool               // no process is left
+	abandoned   []cgroup.Process   // processes that outlive the step
 	last        supervisorv1.Phase // the final phase once it is certain; it may wait for the disk
 	trouble     string             // why the result is not on disk
 	leaveAt     bootTime           // after the end
@@ -97,7 +102,7 @@ func (s *supervisor) loop() error {
 	preparation := make(chan func(), 1)
 	if s.phase == supervisorv1.Phase_PHASE_UNSPECIFIED {
 		go func() {
-			p, f := prepare(s.plan)
+			p, f := prepare(s.plan, s.log)
 			preparation <- func() { s.prepared(p, f) }
 		}()
 	}
@@ -145,12 +150,16 @@ func (s *supervisor) prepared(p *prepared, f *fault) {
 	switch {
 	case s.over(): // It was ended meanwhile.
 		p.close()
+		if p != nil {
+			p.groups.remove(s.log)
+		}
 		return
 	case f != nil:
 		s.fail(f)
 	default:
 		if f := s.manage(p); f != nil {
 			p.close()
+			p.groups.remove(s.log)
 			s.fail(f)
 			return
 		}
@@ -289,15 +298,35 @@ func (s *supervisor) kill(t bootTime) {
 		s.phase, s.changed = supervisorv1.Phase_PHASE_ENDING, true
 	}
 	s.tree.signal(s.groups(), unix.SIGKILL)
+	s.ready.groups.kill(s.log)
 	s.killAgain = t.add(s.killPause)
 	s.killPause = min(2*s.killPause, s.times.KillAgainMax)
 	if s.killed.add(s.times.Stuck).reached(t) {
-		if stuck := s.tree.stuck(); stuck != "" && stuck != s.sentence {
-			s.log.Error("a process does not end", "what", stuck)
-			s.sentence, s.changed = stuck, true // TERM and limits have been said in the output.
-		}
+		s.complain(t)
 	}
 }
+
+// complain says which processes do not end. Those that nothing can end are given up after a while, so that the step does
+// not take for ever: they sleep in the kernel, which will end them before they execute another instruction.
+func (s *supervisor) complain(t bootTime) {
+	stuck := s.tree.stuck()
+	if len(stuck) == 0 {
+		return
+	}
+	if what := "A process does not end though it was sent KILL: " + cgroup.Describe(stuck) + "."; what != s.sentence {
+		s.log.Error("processes do not end", "what", cgroup.Describe(stuck))
+		s.sentence, s.changed = what, true // TERM and limits have been said in the output.
+	}
+	sleeping := !slices.ContainsFunc(stuck, func(p cgroup.Process) bool { return p.State != uninterruptible })
+	if sleeping && s.killed.add(s.times.Abandon).reached(t) {
+		s.log.Error("the step ends without them", "what", cgroup.Describe(stuck))
+		s.abandoned = stuck
+		s.seal(supervisorv1.Phase_PHASE_ENDED)
+	}
+}
+
+// uninterruptible is the letter of processes that sleep in the kernel whatever happens.
+const uninterruptible = "D"
 
 // groups are the process groups of tasks whose leaders are not reaped, so that their numbers are certain.
 func (s *supervisor) groups() []int {
@@ -325,18 +354,33 @@ func (s *supervisor) reap() {
 		if pid == 0 {
 			break
 		}
-		for _, t := range s.tasks {
+		for i, t := range s.tasks {
 			if t.pid == pid && !t.reaped {
 				t.reaped = true
-				exit := exitOf(status)
-				exit.EndedBySupervisor = s.ending
-				s.mpi.ended(t, exit)
-				t.end(exit)
-				s.changed = true
+				s.ended(i, exitOf(status))
 			}
 		}
 	}
 	s.judge()
+}
+
+// ended takes the end of a task's first process. A stage that could not execute its task has told why before.
+func (s *supervisor) ended(i int, exit *apiv1.TaskExit) {
+	t := s.tasks[i]
+	s.changed = true
+	if t.exit == nil {
+		exit.EndedBySupervisor = s.ending
+		s.mpi.ended(t, exit)
+		t.end(exit)
+	}
+	if t.usage = s.ready.groups.usage(i); t.usage.GetMemoryKills() == 0 {
+		return
+	}
+	t.exit.OutOfMemory = true
+	verdict := s.ready.groups.verdict(t.plan.GetRank(), s.plan.GetNode())
+	s.log.Warn("a task was killed for memory", "rank", t.plan.GetRank(), "verdict", verdict)
+	s.say(strings.ToUpper(verdict[:1]) + verdict[1:] + ".")
+	s.print(i, s.voice()+verdict)
 }
 
 // judge draws the consequences of tasks that ended.
@@ -376,9 +420,9 @@ func (s *supervisor) fail(f *fault) {
 func (s *supervisor) seal(last supervisorv1.Phase) {
 	s.last = last
 	for _, t := range s.tasks {
-		if t.exit == nil { // It was never executed.
+		if t.exit == nil { // It was never executed, or its end is not waited for.
 			sig := unix.SIGTERM
-			if s.deadlineHit {
+			if s.deadlineHit || t.pid != 0 {
 				sig = unix.SIGKILL
 			}
 			t.end(&apiv1.TaskExit{Signal: uint32(sig), EndedBySupervisor: true})
@@ -386,6 +430,9 @@ func (s *supervisor) seal(last supervisorv1.Phase) {
 	}
 	s.input.close()
 	s.mpi.close()
+	if s.ready != nil {
+		s.ready.groups.remove(s.log)
+	}
 	if s.notice.flush() {
 		s.ready.close()
 	}
@@ -428,6 +475,10 @@ func (s *supervisor) state() *supervisorv1.StepState {
 		Version: run.Version, Phase: s.phase, TimeLimit: s.limitHit, Deadline: s.deadlineHit,
 		Sentence: s.sentence, UsersFault: s.users, Pid: uint32(s.tree.self), SignalsDelivered: s.signals,
 		StartBootNs: int64(s.started), InputOffset: s.input.taken, PmiPort: s.mpi.told(),
+		Stuck: stuckStates(s.abandoned),
+	}
+	if s.ready != nil && s.ready.groups != nil {
+		state.Limitations = s.ready.groups.missing
 	}
 	if s.trouble != "" {
 		state.Sentence = s.trouble

@@ -26,6 +26,8 @@ type task struct {
 	exit *apiv1.TaskExit
 	// untold is why it does not find its process id in its environment; nil if it does, or was not to.
 	untold error
+	// usage is what it used, once it ended, if its group counted that.
+	usage *supervisorv1.TaskUsage
 }
 
 func (t *task) end(exit *apiv1.TaskExit) {
@@ -37,38 +39,50 @@ func (t *task) end(exit *apiv1.TaskExit) {
 func (t *task) bad() bool { return t.exit != nil && (t.exit.Code != 0 || t.exit.Signal != 0) }
 
 func (t *task) state() *supervisorv1.TaskState {
-	return &supervisorv1.TaskState{Rank: t.plan.GetRank(), Pid: uint32(t.pid), Ended: t.exit != nil, Exit: t.exit}
+	return &supervisorv1.TaskState{Rank: t.plan.GetRank(), Pid: uint32(t.pid), Ended: t.exit != nil, Exit: t.exit, Usage: t.usage}
 }
 
 // execute starts the task's first process from the loop's thread, whose death kills it. An error is the user's, as a
-// shell would see it, and becomes the task's exit.
-func (t *task) execute(plan *supervisorv1.StepPlan, p *prepared, i int, more []string) {
+// shell would see it, and becomes the task's exit. With a stage it is not certain yet whether the task is executed.
+func (t *task) execute(plan *supervisorv1.StepPlan, p *prepared, i int, more []string, cpus []uint64) *staged {
 	ready := p.tasks[i]
-	failure, call := ready.lookup, "execve"
-	if failure == 0 {
-		attr := &syscall.ProcAttr{
-			Dir:   p.workDir,
-			Env:   environment(t.plan.GetEnv(), more, plan.GetCookie()),
-			Files: []uintptr{uintptr(ready.stdin), uintptr(ready.stdout), uintptr(ready.stderr)},
-			Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
-		}
-		attr.Files = withManager(attr.Files, ready.manager)
-		if os.Geteuid() == 0 {
-			attr.Sys.Credential = &syscall.Credential{Uid: plan.GetUid(), Gid: plan.GetGid(), Groups: plan.GetGroups()}
-		}
-		err := t.start(ready.program, attr)
-		if err == nil {
-			return
-		}
-		failure = errno(err)
-		if failure == unix.EAGAIN || failure == unix.ENOMEM {
-			call = "fork"
-		}
+	if ready.lookup != 0 {
+		t.end(launchFailure("execve", t.plan, ready.lookup))
+		return nil
 	}
-	t.end(&apiv1.TaskExit{
-		Code:        uint32(failure),
-		LaunchError: fmt.Sprintf("%s(): %s: %s", call, t.plan.GetArgs()[0], errnoText(failure)),
-	})
+	env := environment(t.plan.GetEnv(), more, plan.GetCookie())
+	if wantsStages(plan, p) {
+		s, err := t.fork(plan, p, i, env, cpus)
+		if err != nil {
+			t.end(launchFailure("fork", t.plan, errno(err)))
+		}
+		return s
+	}
+	attr := &syscall.ProcAttr{
+		Dir:   p.workDir,
+		Env:   env,
+		Files: []uintptr{uintptr(ready.stdin), uintptr(ready.stdout), uintptr(ready.stderr)},
+		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
+	}
+	attr.Files = withManager(attr.Files, ready.manager)
+	if os.Geteuid() == 0 {
+		attr.Sys.Credential = &syscall.Credential{Uid: plan.GetUid(), Gid: plan.GetGid(), Groups: plan.GetGroups()}
+	}
+	err := t.start(ready.program, attr)
+	if err == nil {
+		return nil
+	}
+	failure, call := errno(err), "execve"
+	if failure == unix.EAGAIN || failure == unix.ENOMEM {
+		call = "fork"
+	}
+	t.end(launchFailure(call, t.plan, failure))
+	return nil
+}
+
+// launchFailure is the exit of a task that was not executed.
+func launchFailure(call string, t *supervisorv1.TaskPlan, failure unix.Errno) *apiv1.TaskExit {
+	return &apiv1.TaskExit{Code: uint32(failure), LaunchError: fmt.Sprintf("%s(): %s: %s", call, t.GetArgs()[0], errnoText(failure))}
 }
 
 // environment adds to a task's variables those of the start that it does not have, and the cookie, which it must have.

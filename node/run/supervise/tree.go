@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/muster-hpc/muster/node/run/cgroup"
 )
 
 // tree is all processes of the step: the descendants of the supervisor.
@@ -114,21 +116,15 @@ func (t tree) signal(groups []int, sig unix.Signal) {
 	}
 }
 
-// stuck describes a process that survived KILL, for the sentence; empty if there is none but zombies.
-func (t tree) stuck() string {
+// stuck are the processes that survived KILL: all but zombies.
+func (t tree) stuck() []cgroup.Process {
+	var all []cgroup.Process
 	for _, pid := range t.members() {
-		_, state, ok := status(pid)
-		if !ok || state == "Z" {
-			continue
+		if p, ok := cgroup.Look(pid); ok && p.State != "Z" && p.State != "X" {
+			all = append(all, p)
 		}
-		name, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
-		if err != nil {
-			continue
-		}
-		return "Process " + strconv.Itoa(pid) + " (" + strings.TrimSpace(string(name)) + ", state " + state +
-			") does not end though it was sent KILL."
 	}
-	return ""
+	return all
 }
 
 // reap collects one process that ended. pid is 0 if none has; empty is true if there are no processes at all.

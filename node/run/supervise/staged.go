@@ -1,0 +1,135 @@
+package supervise
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/muster-hpc/muster/node/run"
+	"github.com/muster-hpc/muster/node/run/supervise/stage"
+	supervisorv1 "github.com/muster-hpc/muster/proto/muster/supervisor/v1"
+)
+
+// stageTimeout bounds the wait for stages to tell whether they could execute their tasks; less if something else is due. A
+// row of docs/limits.md.
+const stageTimeout = 5 * time.Second
+
+// staged is a task whose stage was forked.
+type staged struct {
+	*task
+	status *os.File
+}
+
+// wantsStages reports whether the plan asks for what belongs to a process and can only be done by itself.
+func wantsStages(plan *supervisorv1.StepPlan, p *prepared) bool {
+	return p.groups != nil || p.namespace != nil || len(plan.GetResourceLimits()) > 0 || plan.Nice != nil
+}
+
+// fork starts the stage of a task, from the loop's thread, whose death kills it. The error is one of the node.
+func (t *task) fork(plan *supervisorv1.StepPlan, p *prepared, i int, env []string, cpus []uint64) (*staged, error) {
+	ready := p.tasks[i]
+	order := &stage.Plan{
+		Parent: os.Getpid(), Namespace: p.namespace != nil, CPUs: cpus,
+		SetNice: plan.Nice != nil, Nice: int(plan.GetNice()),
+		SetUser: os.Geteuid() == 0, UID: plan.GetUid(), GID: plan.GetGid(), Supplement: plan.GetGroups(),
+		Dir: p.workDir, Program: ready.program, Args: t.plan.GetArgs(), Env: env,
+	}
+	for _, l := range plan.GetResourceLimits() {
+		order.Limits = append(order.Limits, stage.Limit{Resource: int(l.GetResource()), Soft: l.GetSoft()})
+	}
+	group := p.groups.task(i)
+	if group == nil {
+		return t.forkIn(plan, p, ready, order, nil)
+	}
+	into, err := group.Descriptor()
+	if err != nil {
+		return nil, err
+	}
+	if into != nil {
+		defer into.Close()
+		s, err := t.forkIn(plan, p, ready, order, into)
+		// Before Linux 5.7 a process could not be born in a group.
+		if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.E2BIG) && !errors.Is(err, unix.EINVAL) {
+			return s, err
+		}
+	}
+	order.Groups = group.Files()
+	return t.forkIn(plan, p, ready, order, nil)
+}
+
+func (t *task) forkIn(plan *supervisorv1.StepPlan, p *prepared, ready preparedTask, order *stage.Plan, into *os.File) (*staged, error) {
+	written, err := memory(order.Encode())
+	if err != nil {
+		return nil, err
+	}
+	defer written.Close()
+	status, statusEnd, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("making a pipe to a stage: %w", err)
+	}
+	defer statusEnd.Close()
+	attr := &syscall.ProcAttr{
+		// Nothing of the user's reaches the stage's own runtime.
+		Env:   []string{"GOGC=off", "GOMAXPROCS=1", run.CookieVariable + "=" + plan.GetCookie()},
+		Files: []uintptr{uintptr(ready.stdin), uintptr(ready.stdout), uintptr(ready.stderr), written.Fd(), statusEnd.Fd()},
+		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
+	}
+	if p.namespace != nil {
+		attr.Files = append(attr.Files, p.namespace.Fd())
+	}
+	attr.Files = withManager(attr.Files, ready.manager)
+	if into != nil {
+		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, int(into.Fd())
+	}
+	pid, err := syscall.ForkExec("/proc/self/exe", []string{stage.Name}, attr)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("starting a stage: %w", err), status.Close())
+	}
+	t.pid = pid
+	return &staged{t, status}, nil
+}
+
+// memory is a file without a name that has the bytes.
+func memory(b []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate("plan", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("making a file in memory: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "plan")
+	_, err = f.Write(b)
+	if err == nil {
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("writing a file in memory: %w", err), f.Close())
+	}
+	return f, nil
+}
+
+// settle waits until the stage executed its task or could not, which becomes the task's exit. trouble is for the log.
+func (s *staged) settle(until time.Time) (trouble error) {
+	defer s.status.Close()
+	if err := s.status.SetReadDeadline(until); err != nil {
+		return fmt.Errorf("waiting for a stage: %w", err)
+	}
+	b, err := io.ReadAll(s.status)
+	if err != nil { // It may still succeed; otherwise its exit code says that it did not.
+		return fmt.Errorf("waiting for a stage: %w", err)
+	}
+	started, failed, err := stage.DecodeStatus(b)
+	switch {
+	case err != nil:
+		return err
+	case failed != nil:
+		s.end(launchFailure(failed.Call, s.plan, unix.Errno(failed.Errno)))
+		return nil
+	case !started: // Its exit is the task's.
+		return errors.New("the stage of a task died before it could execute it")
+	}
+	return nil
+}
