@@ -103,7 +103,7 @@ func (w *walk) next() (*logv1.Command, int64) {
 func (w *walk) op() (*apiv1.Principal, proto.Message) {
 	user := pick(w, []*apiv1.Principal{alice, alice, bob, root})
 	for {
-		switch w.rng.Intn(20) {
+		switch w.rng.Intn(25) {
 		case 0, 1, 2:
 			return pick(w, []*apiv1.Principal{alice, bob}), w.submission()
 		case 3, 4, 5, 6:
@@ -135,6 +135,14 @@ func (w *walk) op() (*apiv1.Principal, proto.Message) {
 			return member, w.joining()
 		case 18:
 			return w.losing()
+		case 20, 21, 22, 23:
+			if op := w.stepping(); op != nil {
+				return op.Principal, opOf(op)
+			}
+		case 24:
+			if op := w.checking(); op != nil {
+				return member, op
+			}
 		default:
 			return member, &logv1.Tick{}
 		}
@@ -148,6 +156,7 @@ func (w *walk) submission() *logv1.SubmitJobs {
 	}
 	spec.Requeue, spec.AutomaticRecovery, spec.Hold = w.chance(60), w.chance(50), w.chance(10)
 	spec.Resources = &apiv1.ResourceRequest{Exclusive: w.chance(15)}
+	spec.NoKill = !spec.AutomaticRecovery && w.chance(50)
 	return &logv1.SubmitJobs{Specs: []*apiv1.JobSpec{spec}, Blobs: []*logv1.BlobContent{blobOf(script)}}
 }
 
@@ -178,6 +187,9 @@ func (w *walk) placing() *logv1.Place {
 	}
 	cpus := uint64(1+w.rng.Intn(15)) << w.rng.Intn(4) & 0xff
 	op.Placement = w.placement(max(cpus, 1), uint64(w.rng.Intn(16)), nodes...)
+	if w.chance(50) {
+		op.Placement.Groups[0].Gres = []*apiv1.GresShare{{Name: "ib", Mask: []uint64{uint64(1 + w.rng.Intn(3))}}}
+	}
 	if w.chance(5) {
 		op.Placement.Epochs[0]++
 	}
@@ -246,6 +258,7 @@ func (w *walk) updating() *apiv1.UpdateJobRequest {
 func (w *walk) joining() *logv1.JoinNode {
 	name := fmt.Sprintf("n%d", 1+w.rng.Intn(5))
 	j := &logv1.JoinNode{Spec: nodeSpec(name, 8, 4), Instance: instance("boot", name), TakesOver: w.chance(60)}
+	j.Spec.Gres = []*apiv1.Gres{{Name: "ib", Count: 2}}
 	n := w.m.s.NodeByName(name)
 	if n == nil {
 		return j
@@ -372,6 +385,7 @@ func TestMachineDoesWhatItsTwinDoes(t *testing.T) {
 func TestWalksReachEveryState(t *testing.T) {
 	jobs, attempts := make(map[apiv1.JobState]int), make(map[apiv1.AttemptState]int)
 	leftovers, restarts, repeated := 0, 0, 0
+	seen := make(launchCounts)
 	for seed := range int64(20) {
 		w := newWalk(t, seed)
 		for range steps {
@@ -379,9 +393,11 @@ func TestWalksReachEveryState(t *testing.T) {
 			if cmd.RequestId != "" {
 				w.sent = append(w.sent, sent{cmd, minted})
 			}
-			if w.entry(cmd)[0].RepeatedRequest {
+			result := w.entry(cmd)[0]
+			if result.RepeatedRequest {
 				repeated++
 			}
+			seen.note(w, cmd, result)
 			for a := range w.m.s.LiveAttempts() {
 				leftovers += len(a.Leftovers)
 				attempts[a.State]++
@@ -401,6 +417,7 @@ func TestWalksReachEveryState(t *testing.T) {
 			t.Errorf("no job is %s", apiv1.JobState(s))
 		}
 	}
+	seen.check(t)
 	if len(attempts) != 3 || leftovers == 0 || restarts == 0 || repeated == 0 {
 		t.Errorf("attempts %v, leftovers %d, restarts %d, repeated requests %d", attempts, leftovers, restarts, repeated)
 	}
@@ -412,6 +429,9 @@ func TestPlantedBugsAreFound(t *testing.T) {
 		"a request id is not checked (G1)":                    {SkipRequestIDs: true},
 		"a fence is ignored (G2)":                             {IgnoreFence: true},
 		"an attempt starts before the last is accounted (G2)": {StartUnaccounted: true},
+		"steps share devices":                                 {StepsShareDevices: true},
+		"an unusable device is placed":                        {PlaceUnusable: true},
+		"checks drain without limit":                          {DrainWithoutLimit: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for seed := range int64(walks) {
@@ -429,6 +449,7 @@ func TestPlantedBugsAreFound(t *testing.T) {
 func TestInvariantsSeePlantedBugs(t *testing.T) {
 	for name, faults := range map[string]Faults{
 		"an attempt starts before the last is accounted (G2)": {StartUnaccounted: true},
+		"steps share devices": {StepsShareDevices: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for seed := range int64(walks) {

@@ -20,6 +20,7 @@ type twin struct {
 	requests map[string]twinRequest
 	nextJob  uint32
 	nextNode uint32
+	drains   []int64 // by checks
 }
 
 type twinRequest struct {
@@ -49,10 +50,12 @@ type twinAttempt struct {
 	started           bool
 	step              *twinStep // first step
 	unprepared        []uint32
+	extras            []*twinExtra
 }
 
 type twinShare struct {
 	cpus, gpus, memory uint64
+	ib                 uint64
 	epoch, placement   uint32
 	leftover           bool
 }
@@ -71,6 +74,8 @@ type twinNode struct {
 	spec                    *apiv1.NodeSpec
 	boot, nonce             string
 	up, drain, silent       bool
+	conditions              map[string]twinCondition
+	byHealth, withheld      bool
 }
 
 func newTwin() *twin {
@@ -141,7 +146,17 @@ func (w *twin) apply(cmd *logv1.Command, ms, minted int64) (reason, answer strin
 	case *logv1.Command_UpdateNodes:
 		return "", w.updateNodes(op.UpdateNodes.Request)
 	case *logv1.Command_Tick:
+		for _, number := range slices.Sorted(maps.Keys(w.nodes)) {
+			w.judge(w.nodes[number])
+		}
 		return "", ""
+	case *logv1.Command_ReportHealth:
+		w.health(op.ReportHealth)
+		return "", ""
+	case *logv1.Command_CreateStep:
+		return w.createStep(op.CreateStep, cmd.Principal)
+	case *logv1.Command_StartStep:
+		return w.startStep(op.StartStep), ""
 	}
 	panic("the twin does not know this operation")
 }
@@ -296,7 +311,7 @@ func (w *twin) place(p *logv1.Place) string {
 	}
 	a.placement, a.nodes = p.PlacementNumber, g.Nodes
 	for i, number := range g.Nodes {
-		a.shares[number] = twinShare{cpus: g.CpuMask[0], gpus: g.GpuMask[0], memory: g.MemoryMb, epoch: p.Placement.Epochs[i], placement: a.placement}
+		a.shares[number] = twinShare{cpus: g.CpuMask[0], gpus: g.GpuMask[0], memory: g.MemoryMb, ib: ibOfGroup(g), epoch: p.Placement.Epochs[i], placement: a.placement}
 	}
 	a.step = &twinStep{nodes: g.Nodes, unreported: make(map[uint32]bool)}
 	if j.spec.Kind == apiv1.JobKind_JOB_KIND_BATCH {
@@ -328,12 +343,16 @@ func (w *twin) checkNode(p *logv1.Place, j *twinJob, a *twinAttempt, g *apiv1.No
 		return "NODE_EPOCH"
 	case p.Partition == "alone" && n.spec.Name != "n1" && n.spec.Name != "n2":
 		return "NODE_NOT_IN_PARTITION"
+	case n.out()&g.GpuMask[0] != 0:
+		return "GPUS_UNUSABLE"
 	case a.shares[number].leftover:
 		return "NODE_UNACCOUNTED"
 	case cpus&g.CpuMask[0] != 0:
 		return "CPUS_TAKEN"
 	case gpus&g.GpuMask[0] != 0:
 		return "GPUS_TAKEN"
+	case w.ibOf(number, a)&ibOfGroup(g) != 0:
+		return "GRES_TAKEN"
 	case memory+g.MemoryMb > n.spec.MemoryMb:
 		return "MEMORY_TAKEN"
 	case any && (j.spec.Resources.GetExclusive() || p.Partition == "alone"):
@@ -418,6 +437,9 @@ func (w *twin) end(j *twinJob, class apiv1.FailureClass, fault uint32, users, ho
 			w.unprepared(a, fault)
 		}
 	}
+	for _, x := range a.extras {
+		x.ending = x.ending || !x.ended
+	}
 	if !a.step.ended {
 		a.step.ending = true
 		if a.step.final == 0 {
@@ -440,6 +462,9 @@ func (w *twin) unprepared(a *twinAttempt, node uint32) {
 // account gives a node's devices back.
 func (w *twin) account(j *twinJob, a *twinAttempt, node uint32) {
 	delete(a.shares, node)
+	for _, x := range a.extras {
+		x.ended = x.ended || x.node == node
+	}
 	w.leave(j, a, node)
 	if len(a.shares) > 0 || a.state != attemptEnding {
 		return
@@ -476,6 +501,9 @@ func (w *twin) leave(j *twinJob, a *twinAttempt, node uint32) {
 		class = apiv1.FailureClass_FAILURE_CLASS_USER_CODE
 	}
 	w.end(j, class, 0, false, false)
+	if j.spec.NoKill && class == classHardware && j.spec.Kind == apiv1.JobKind_JOB_KIND_RUN {
+		a.final = apiv1.JobState_JOB_STATE_NODE_FAIL // it survived to its end
+	}
 }
 
 func (w *twin) report(r *logv1.ReportTasks) {
@@ -491,11 +519,14 @@ func (w *twin) report(r *logv1.ReportTasks) {
 				w.leftover(r.Node, line)
 			} else if s, has := a.shares[r.Node]; has && !s.leftover {
 				if a.live() {
-					w.end(j, classHardware, r.Node, false, false)
+					w.lost(j, a, r.Node)
 				}
 				w.account(j, a, r.Node)
 			}
 		case *logv1.TaskReport_PrepareFailed:
+			if a != nil && a.state == attemptRunning && e.PrepareFailed.StepId != nil {
+				w.stepUnprepared(a, r.Node, e.PrepareFailed)
+			}
 			if a != nil && a.state == attemptPreparing && slices.Contains(a.nodes, r.Node) {
 				if e.PrepareFailed.UsersFault {
 					w.end(j, classLaunch, r.Node, true, false)
@@ -524,6 +555,11 @@ func (w *twin) leftover(node uint32, line *logv1.TaskReport) {
 
 func (w *twin) stepEnded(j *twinJob, a *twinAttempt, node uint32, e *logv1.StepEnded) {
 	s := a.step
+	for _, x := range a.extras {
+		if x.id == e.StepId && x.node == node && (x.running || x.ending) {
+			x.ended = true
+		}
+	}
 	if first, _ := firstStepID(j.spec.Kind); first != e.StepId || s.ended || !s.unreported[node] || !s.running && !s.ending {
 		return
 	}
@@ -547,7 +583,10 @@ func (w *twin) join(c *logv1.JoinNode) string {
 			continue
 		}
 		if n.boot == c.Instance.BootId && n.nonce == c.Instance.Nonce {
-			n.up, n.silent = true, false
+			if !n.up {
+				n.up, n.silent = true, false
+				w.judge(n)
+			}
 			return ""
 		}
 		if !c.TakesOver {
@@ -556,10 +595,15 @@ func (w *twin) join(c *logv1.JoinNode) string {
 		reboot := n.boot != c.Instance.BootId
 		n.epoch++
 		n.up, n.silent, n.boot, n.nonce = true, false, c.Instance.BootId, c.Instance.Nonce
-		w.endOn(n.number)
+		gone := uint32(0)
+		if reboot {
+			gone = n.epoch
+		}
+		w.endOn(n.number, gone)
 		if reboot {
 			w.accountAll(n.number, func(*twinJob, twinShare) bool { return true })
 		}
+		w.judge(n)
 		return ""
 	}
 	w.nodes[w.nextNode] = &twinNode{number: w.nextNode, epoch: 1, spec: c.Spec, boot: c.Instance.BootId, nonce: c.Instance.Nonce, up: true}
@@ -579,10 +623,19 @@ func (w *twin) accountAll(node uint32, which func(*twinJob, twinShare) bool) {
 	}
 }
 
-func (w *twin) endOn(node uint32) {
+// endOn ends what lives on a node. Of what was placed up to an epoch nothing is left there.
+func (w *twin) endOn(node, gone uint32) {
 	for _, j := range w.jobs {
-		if a := j.last(); a != nil && a.live() && slices.Contains(a.nodes, node) {
+		a := j.last()
+		if a == nil || !a.live() {
+			continue
+		}
+		if s, has := a.shares[node]; !has || s.leftover {
+			continue
+		} else if s.epoch > gone {
 			w.end(j, classHardware, node, false, false)
+		} else if w.lost(j, a, node); a.state == attemptRunning {
+			w.account(j, a, node)
 		}
 	}
 }
@@ -601,7 +654,7 @@ func (w *twin) lose(c *logv1.LoseNode) string {
 	n.epoch++
 	for _, j := range w.jobs {
 		switch a := j.last(); {
-		case a == nil || !a.live() || !slices.Contains(a.nodes, n.number):
+		case a == nil || !a.live() || !a.has(n.number):
 		case j.spec.AutomaticRecovery:
 			w.end(j, classHardware, n.number, false, false)
 		case a.state == attemptPreparing:
@@ -625,7 +678,7 @@ func (w *twin) fence(c *logv1.FenceNode) string {
 	}
 	if c.PoweredOff && !n.up {
 		n.silent = false
-		w.endOn(n.number)
+		w.endOn(n.number, c.Epoch)
 	}
 	w.accountAll(c.Node, func(j *twinJob, s twinShare) bool {
 		return s.epoch <= c.Epoch && (c.PoweredOff || j.spec.AutomaticRecovery)
@@ -669,18 +722,23 @@ func (w *twin) updateNodes(r *apiv1.UpdateNodesRequest) string {
 		}
 		switch r.Change.(type) {
 		case *apiv1.UpdateNodesRequest_Drain:
-			n.drain = true
+			n.drain, n.byHealth, n.withheld = true, false, false
 		case *apiv1.UpdateNodesRequest_Resume:
-			n.drain, n.failures = false, 0
+			w.resume(n)
 		case *apiv1.UpdateNodesRequest_Down, *apiv1.UpdateNodesRequest_Fenced:
-			n.drain = true
+			n.drain, n.byHealth, n.withheld = true, false, false
+			before := n.epoch
 			if n.up {
 				n.up = false
 				n.epoch++
 			}
 			n.silent = false
-			w.endOn(n.number)
-			if _, fenced := r.Change.(*apiv1.UpdateNodesRequest_Fenced); fenced {
+			_, fenced := r.Change.(*apiv1.UpdateNodesRequest_Fenced)
+			if !fenced {
+				before = 0
+			}
+			w.endOn(n.number, before)
+			if fenced {
 				w.accountAll(n.number, func(*twinJob, twinShare) bool { return true })
 			}
 		}
