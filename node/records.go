@@ -110,10 +110,41 @@ func (a *Agent) writeAttempt(r *nodev1.AttemptRecord) error {
 	if err != nil {
 		return fmt.Errorf("encode an attempt's record: %w", err)
 	}
-	if err := replaceFile(filepath.Join(a.attemptsDir(), attemptFile(r)), data, false); err != nil {
+	path := filepath.Join(a.attemptsDir(), attemptFile(r))
+	if done, err := overwrite(path, data); done || err != nil {
+		return err
+	}
+	if err := replaceFile(path, data, false); err != nil {
 		return fmt.Errorf("write an attempt's record: %w", err)
 	}
 	return nil
+}
+
+// page is how much one write puts into the page cache at once: a kill comes before or after it.
+const page = 4096
+
+// overwrite writes a small record that only grew over the old one: a file system takes long to find a new inode where others
+// were just given back, and a record changes four times in a short life. false if the file must be replaced.
+func overwrite(path string, data []byte) (done bool, _ error) {
+	if len(data) > page {
+		return false, nil
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return false, nil // it is new, or whatever is wrong shows when it is replaced
+	}
+	info, err := f.Stat()
+	if err != nil || info.Size() > int64(len(data)) {
+		return false, f.Close()
+	}
+	n, err := f.WriteAt(data, 0)
+	if err = errors.Join(err, f.Close()); err != nil {
+		if n > 0 {
+			return false, fmt.Errorf("write an attempt's record: %w", err)
+		}
+		return false, nil
+	}
+	return true, nil
 }
 
 func (a *Agent) writeStep(dir string, r *nodev1.StepRecord) error {
