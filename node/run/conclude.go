@@ -38,6 +38,9 @@ func Conclude(ctx context.Context, dir string) (*supervisorv1.StepState, error) 
 	_, err = os.Lstat(filepath.Join(dir, StartedFile))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		if err := destroyGroups(ctx, plan); err != nil {
+			return nil, fmt.Errorf("concluding the step in %s: %w", dir, err)
+		}
 		state.Phase = supervisorv1.Phase_PHASE_FAILED
 		state.Sentence = "The supervisor ended before the step was started; its log in " + dir + " says more."
 	case err != nil:
@@ -49,6 +52,9 @@ func Conclude(ctx context.Context, dir string) (*supervisorv1.StepState, error) 
 		}
 		lost(state, plan)
 	default:
+		if err := destroyGroups(ctx, plan); err != nil {
+			return nil, fmt.Errorf("concluding the step in %s: %w", dir, err)
+		}
 		if _, err := KillLeftovers(ctx, plan.GetCookie()); err != nil {
 			return nil, fmt.Errorf("concluding the step in %s: %w", dir, err)
 		}

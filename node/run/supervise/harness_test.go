@@ -23,6 +23,7 @@ import (
 const (
 	normal   = "supervisor"
 	hasty    = "supervisor-hasty"     // short bounds
+	resigned = "supervisor-resigned"  // gives up soon what nothing can end
 	fullDisk = "supervisor-full-disk" // the first tries to write the result fail
 	agent    = "agent"                // launches a supervisor in its argument, then sleeps
 	pooling  = "agent-pooling"        // the same, with a pool of two
@@ -37,6 +38,8 @@ func TestMain(m *testing.M) {
 	case normal:
 	case hasty:
 		config.Times.Linger, config.Times.Orphan = 100*time.Millisecond, 200*time.Millisecond
+	case resigned:
+		config.Times.Stuck, config.Times.Abandon = 50*time.Millisecond, 150*time.Millisecond
 	case fullDisk:
 		config.Times.WriteAgain = 50 * time.Millisecond
 		failures := 3
@@ -79,7 +82,7 @@ func runTests(m *testing.M) int {
 		panic(err)
 	}
 	defer os.RemoveAll(programs)
-	for _, name := range []string{normal, hasty, fullDisk, agent, pooling} {
+	for _, name := range []string{normal, hasty, resigned, fullDisk, agent, pooling} {
 		if err := os.Symlink(self, filepath.Join(programs, name)); err != nil {
 			panic(err)
 		}

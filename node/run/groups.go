@@ -1,0 +1,31 @@
+package run
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/muster-hpc/muster/node/run/cgroup"
+	supervisorv1 "github.com/muster-hpc/muster/proto/muster/supervisor/v1"
+)
+
+// destroyGroups kills everything in the control groups of a plan's step and removes them: they know the processes that
+// lost the cookie, too. A plan without groups has none. The error names processes that do not end.
+func destroyGroups(ctx context.Context, plan *supervisorv1.StepPlan) error {
+	where := plan.GetControlGroups()
+	if where == nil {
+		return nil
+	}
+	roots := make(map[string]string)
+	for _, root := range where.GetRoots() {
+		roots[root.GetController()] = root.GetPath()
+	}
+	h, err := cgroup.New(cgroup.Version(where.GetVersion()), roots)
+	if err != nil {
+		return fmt.Errorf("removing the step's control groups: %w", err)
+	}
+	name := cgroup.Name{Job: where.GetJobId(), Attempt: where.GetAttempt(), Step: where.GetStepId(), IsStep: true}
+	if _, err := h.Find(name).Destroy(ctx); err != nil {
+		return fmt.Errorf("removing the step's control groups: %w", err)
+	}
+	return nil
+}
