@@ -120,3 +120,19 @@ func TestMasks(t *testing.T) {
 		t.Error("MaskUpTo")
 	}
 }
+
+func TestPrintableTextObeysNobody(t *testing.T) {
+	for given, want := range map[string]string{
+		"plain":               "plain",
+		"日本語-é a|b":           "日本語-é a|b",
+		"a\nb\tc\rd":          `a\nb\tc\rd`,
+		"\x1b[2J":             `\x1b[2J`,
+		"\u009b1m":            `\x9b1m`, // a control character beyond ASCII
+		"bad\xffend\xe6\x97x": `bad\xffend\xe6\x97x`,
+		"":                    "",
+	} {
+		if got := Printable(given); got != want {
+			t.Errorf("%q: %q, not %q", given, got, want)
+		}
+	}
+}

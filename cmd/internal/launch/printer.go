@@ -9,9 +9,9 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/muster-hpc/muster/cmd/internal/slurm/value"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
+	"github.com/muster-hpc/muster/proto/notation"
 )
 
 // printer writes output and messages. All readers share it; it is safe for concurrent use.
@@ -122,7 +122,7 @@ func (p *printer) message(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	// Names and sentences come from others: a terminal must not obey them, and one message is one line.
-	text := value.Safe(fmt.Sprintf(format, args...))
+	text := notation.Printable(fmt.Sprintf(format, args...))
 	p.put(nodev1.OutputStream_OUTPUT_STREAM_STDERR, []byte(p.options.Program+": "+text+"\n"))
 }
 
