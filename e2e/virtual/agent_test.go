@@ -16,6 +16,7 @@ import (
 const (
 	syncSlack   = 30 * time.Second // silence beyond the hold after which another controller is asked
 	joinPause   = 20 * time.Second
+	changeWait  = 400 * time.Millisecond // what is new soon after goes along
 	syncPause   = 5 * time.Second
 	repeatAfter = 2 * time.Minute
 	keepSettled = time.Hour
@@ -282,7 +283,7 @@ func (m *machine) changed() {
 		return
 	}
 	m.soon = true
-	m.later(100*time.Millisecond, func() {
+	m.later(changeWait, func() {
 		m.soon = false
 		if m.joined {
 			m.sync()
@@ -412,12 +413,19 @@ func (m *machine) grant(g *nodev1.Grant) {
 	if end <= m.leaseEnd {
 		return
 	}
+	lapsed := m.deadline != 0 && m.s.now >= m.deadline
 	m.leaseEnd = end
 	m.deadline = max(m.deadline, end+time.Duration(g.FenceWindowMs)*time.Millisecond)
 	for _, a := range m.attempts {
 		for _, x := range a.steps {
-			if x.sup != nil && x.result == nil && x.order.StopsItself {
+			switch {
+			case x.result != nil || !x.order.StopsItself:
+			case x.sup != nil:
 				x.sup.extend(m.deadline)
+			case lapsed && x.phase == node.PhasePreparing:
+				// Nobody may be left who would end it: the attempt may be accounted for.
+				x.result, x.phase = &result{failed: true}, node.PhaseFailed
+				m.reportEnd(a, x)
 			}
 		}
 	}

@@ -18,8 +18,8 @@ const (
 	planEvery    = 60 * time.Second
 	watchEvery   = 60 * time.Second
 	expireEvery  = 10 * time.Minute
-	beatWait     = 15 * time.Second // Syncs that carry no readiness wait this long for others
-	tickWait     = 10 * time.Second // so long acknowledgements wait for an entry that is written anyway
+	beatWait     = 60 * time.Second // Syncs that carry no readiness wait this long for others
+	tickWait     = 60 * time.Second // so long acknowledgements wait for an entry that is written anyway
 	forwardLimit = 30 * time.Second
 )
 
@@ -37,6 +37,8 @@ type controller struct {
 	// As leader; nil before the entries of earlier terms are applied.
 	manual *control.Manual
 	duty   bool
+	// ticking: a timer runs that writes an entry for acknowledgements.
+	ticking bool
 }
 
 // serving is what a controller remembers of agents; it is lost in a crash.
@@ -57,6 +59,7 @@ type batch struct {
 	refused []uint32
 	mark    uint64
 	heard   time.Time
+	since   time.Duration
 	done    func(index uint64, refused []uint32)
 }
 
@@ -86,6 +89,7 @@ func (c *controller) wall() time.Time { return c.s.wall().Add(c.offset) }
 // reign begins the duties of a leader.
 func (c *controller) reign() {
 	c.s.trace("lead", uint64(c.id), c.disk.term)
+	c.ticking = false
 	c.manual = control.NewManual(c.principal().Name, c.disk.term, c.wall(), c.s.bugs.control)
 	c.every(planEvery, c.duties)
 	c.every(watchEvery, func() { c.decide(c.manual.Watch(c.view, c.wall())) })
@@ -223,6 +227,7 @@ func (c *controller) acknowledge() {
 		c.manual.Grant(b.beats, b.refused, b.heard)
 		b.done(c.applied, b.refused)
 	}
+	c.tick()
 }
 
 // heard takes in a batch of liveness on the leader.
@@ -248,15 +253,31 @@ func (c *controller) heard(beats []*peerv1.Beat, done func(index uint64, refused
 		done(c.applied, refused)
 		return
 	}
-	c.liveness = append(c.liveness, batch{beats, refused, c.disk.last() + 1, at, done})
-	if len(c.liveness) == 1 {
-		manual := c.manual
-		c.s.after(tickWait, func() {
-			if c.manual == manual && len(c.liveness) > 0 && len(c.queue) == 0 {
-				c.decide([]*logv1.Command{{DecidedInTerm: c.disk.term, Op: &logv1.Command_Tick{Tick: &logv1.Tick{}}}})
-			}
-		})
+	c.liveness = append(c.liveness, batch{beats, refused, c.disk.last() + 1, at, c.s.now, done})
+	c.tick()
+}
+
+// tick writes an entry for acknowledgements that have waited for one long enough. At most one timer runs, or one such entry is on its way.
+func (c *controller) tick() {
+	if c.ticking || len(c.liveness) == 0 {
+		return
 	}
+	c.ticking = true
+	manual := c.manual
+	again := func() {
+		if c.manual == manual {
+			c.ticking = false
+			c.tick()
+		}
+	}
+	c.s.after(max(0, c.liveness[0].since+tickWait-c.s.now), func() {
+		if c.manual != manual || len(c.liveness) == 0 || c.s.now-c.liveness[0].since < tickWait {
+			again()
+			return
+		}
+		c.propose(&logv1.Command{Principal: c.principal(), DecidedInTerm: c.disk.term, Op: &logv1.Command_Tick{Tick: &logv1.Tick{}}},
+			func(*logv1.Result, error) { again() })
+	})
 }
 
 // forward has a command committed by the leader, whoever that is. done is called at most once, and not at all if an answer is lost.
