@@ -112,31 +112,79 @@ type attempts struct {
 	nobody  <-chan time.Time // of a read, set while that is so everywhere
 }
 
-func (u *unary) run() ([]byte, error) {
-	deadline, ok := u.ctx.Deadline()
-	if !ok {
-		deadline = time.Now().Add(u.balancer.timeout + u.wait)
+// bounded is the caller's context, with the default deadline if it has none.
+func (u *unary) bounded() (context.Context, context.CancelFunc) {
+	if _, ok := u.ctx.Deadline(); ok {
+		return context.WithCancel(u.ctx)
 	}
-	ctx, cancel := context.WithDeadline(u.ctx, deadline)
-	a := &attempts{u: u, ctx: ctx, answers: make(chan answer), running: map[*target]bool{},
-		said: map[string]string{}, wrong: map[*target]bool{}, refused: map[*target]bool{}, backoff: firstBackoff}
-	data, err := a.loop()
-	cancel()
-	for range a.running { // the losers end at once, by cancellation
-		<-a.answers
-	}
-	return data, err
+	return context.WithTimeout(u.ctx, u.balancer.timeout+u.wait)
 }
 
-func (a *attempts) loop() ([]byte, error) {
+func (u *unary) run() ([]byte, error) {
+	ctx, cancel := u.bounded()
+	a := &attempts{u: u, ctx: ctx, answers: make(chan answer), running: map[*target]bool{},
+		said: map[string]string{}, wrong: map[*target]bool{}, refused: map[*target]bool{}, backoff: firstBackoff}
+	defer cancel()
+	return a.all(cancel)
+}
+
+// all tries until there is an answer. The first try runs in the caller's goroutine, whose stack has grown to what a call needs: nearly
+// always it is the only one. If it is silent for too long, or fails, others follow in goroutines of their own.
+func (a *attempts) all(cancel context.CancelFunc) (data []byte, err error) {
 	began := time.Now()
 	a.round = a.u.balancer.order()
 	if len(a.round) == 0 {
 		return nil, rpc.Refuse(connect.CodeUnavailable, "NO_CONTROLLERS", "", "no address of a controller is known")
 	}
-	a.next()
-	silence := a.u.balancer.hedgeAfter + min(a.u.wait, maxPollExtra)
-	hedge := time.NewTimer(silence)
+	first := a.round[0]
+	a.round = a.round[1:]
+	a.running[first] = true
+	rest := func(got *answer) {
+		data, err = a.loop(began, got)
+		cancel()
+		for range a.running { // the losers end at once, by cancellation
+			<-a.answers
+		}
+	}
+	over := make(chan struct{})
+	silent := time.AfterFunc(a.silence(), func() {
+		defer close(over)
+		rest(nil)
+	})
+	got := a.try(first)
+	switch {
+	case !silent.Stop():
+		a.answers <- got
+		<-over
+	case got.err == nil:
+		a.prefer(got)
+		return got.data, nil
+	default:
+		rest(&got)
+	}
+	return data, err
+}
+
+// silence is how long a controller may be silent before another one is asked as well.
+func (a *attempts) silence() time.Duration {
+	return a.u.balancer.hedgeAfter + min(a.u.wait, maxPollExtra)
+}
+
+// loop goes on after the first try, which failed as got says, or is silent if that is nil.
+func (a *attempts) loop(began time.Time, got *answer) ([]byte, error) {
+	if got == nil {
+		a.next()
+	} else if a.ctx.Err() != nil {
+		err := a.giveUp(began)
+		delete(a.running, got.target)
+		return nil, err
+	} else {
+		delete(a.running, got.target)
+		if err := a.failed(*got); err != nil {
+			return nil, err
+		}
+	}
+	hedge := time.NewTimer(a.silence())
 	defer hedge.Stop()
 	for {
 		select {
@@ -150,12 +198,12 @@ func (a *attempts) loop() ([]byte, error) {
 			if a.pause == nil {
 				a.next()
 			}
-			hedge.Reset(silence)
+			hedge.Reset(a.silence())
 		case <-a.pause:
 			a.pause = nil
 			a.round = a.u.balancer.order()
 			a.next()
-			hedge.Reset(silence)
+			hedge.Reset(a.silence())
 		case got := <-a.answers:
 			delete(a.running, got.target)
 			if got.err == nil {
@@ -187,7 +235,7 @@ func (a *attempts) next() bool {
 
 func (a *attempts) start(t *target) {
 	a.running[t] = true
-	go func() { a.answers <- a.try(t) }() // run waits for it
+	go func() { a.answers <- a.try(t) }() // all waits for it
 }
 
 func (a *attempts) try(t *target) answer {
