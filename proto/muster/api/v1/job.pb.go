@@ -3643,7 +3643,10 @@ type NodeShare struct {
 	// GPU type.
 	GpuType string `protobuf:"bytes,7,opt,name=gpu_type,json=gpuType,proto3" json:"gpu_type,omitempty"`
 	// Other devices: numbers by name, folded.
-	Gres          map[string]string `protobuf:"bytes,8,rep,name=gres,proto3" json:"gres,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Gres map[string]string `protobuf:"bytes,8,rep,name=gres,proto3" json:"gres,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Ranks of the tasks there, folded; only in the shares of a step, and empty where ranks follow the order of the shares (block). A node
+	// is listed once for each part of the step that it is in.
+	Ranks         string `protobuf:"bytes,9,opt,name=ranks,proto3" json:"ranks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3732,6 +3735,13 @@ func (x *NodeShare) GetGres() map[string]string {
 		return x.Gres
 	}
 	return nil
+}
+
+func (x *NodeShare) GetRanks() string {
+	if x != nil {
+		return x.Ranks
+	}
+	return ""
 }
 
 // ListJobsRequest lists jobs.
@@ -5281,7 +5291,7 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\battempts\x18\x02 \x03(\v2\x16.muster.api.v1.AttemptR\battempts\x12)\n" +
 	"\x05steps\x18\x03 \x03(\v2\x13.muster.api.v1.StepR\x05steps\x12+\n" +
 	"\x04info\x18\x04 \x01(\v2\x17.muster.api.v1.ReadInfoR\x04info\x120\n" +
-	"\x06shares\x18\x05 \x03(\v2\x18.muster.api.v1.NodeShareR\x06shares\"\xab\x02\n" +
+	"\x06shares\x18\x05 \x03(\v2\x18.muster.api.v1.NodeShareR\x06shares\"\xc1\x02\n" +
 	"\tNodeShare\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04cpus\x18\x02 \x01(\tR\x04cpus\x12\x12\n" +
@@ -5290,7 +5300,8 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\x05tasks\x18\x05 \x01(\rR\x05tasks\x12#\n" +
 	"\ragent_address\x18\x06 \x01(\tR\fagentAddress\x12\x19\n" +
 	"\bgpu_type\x18\a \x01(\tR\agpuType\x126\n" +
-	"\x04gres\x18\b \x03(\v2\".muster.api.v1.NodeShare.GresEntryR\x04gres\x1a7\n" +
+	"\x04gres\x18\b \x03(\v2\".muster.api.v1.NodeShare.GresEntryR\x04gres\x12\x14\n" +
+	"\x05ranks\x18\t \x01(\tR\x05ranks\x1a7\n" +
 	"\tGresEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe5\x01\n" +
