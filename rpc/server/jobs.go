@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-hpc/muster/fsm"
+	"github.com/muster-hpc/muster/fsm/shape"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	logv1 "github.com/muster-hpc/muster/proto/muster/log/v1"
 	"github.com/muster-hpc/muster/proto/notation"
@@ -195,7 +196,7 @@ func (s jobService) CreateStep(ctx context.Context, request *apiv1.CreateStepReq
 	if step == nil {
 		return nil, stepUnknown(request.JobId, result.StepId)
 	}
-	return &apiv1.CreateStepResponse{Step: step, Shares: shares(view, step.Placement), Revision: result.Revision}, nil
+	return &apiv1.CreateStepResponse{Step: step, Shares: stepShares(view, step), Revision: result.Revision}, nil
 }
 
 // findStep returns a step; attempt 0 means the latest attempt that has it.
@@ -264,7 +265,7 @@ func (s jobService) GetStep(ctx context.Context, request *apiv1.GetStepRequest) 
 			return nil, err
 		}
 	}
-	return &apiv1.GetStepResponse{Step: step, Shares: shares(view, step.Placement), Info: s.info(view)}, nil
+	return &apiv1.GetStepResponse{Step: step, Shares: stepShares(view, step), Info: s.info(view)}, nil
 }
 
 // waitStep returns the newest view when it is as awaited or the time in milliseconds is over; an error when this controller
@@ -291,6 +292,35 @@ func (s *Server) waitStep(ctx context.Context, job, ms uint32, view *fsm.View, a
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// stepShares lists where a step is, with the ranks there.
+func stepShares(view *fsm.View, step *apiv1.Step) []*apiv1.NodeShare {
+	list := shares(view, step.Placement)
+	d, err := shape.ParseDistribution(step.Spec.GetTaskOptions().GetDistribution())
+	if len(step.PartRanks) == 0 && (err != nil || d == shape.Distribution{}) {
+		return list // by block: ranks follow the order
+	}
+	seen := map[uint32]int{} // shares of a node so far: it has one for each part
+	i := 0
+	for _, group := range step.Placement.GetGroups() {
+		for _, number := range group.Nodes {
+			if portions := shape.Portions(step, number); seen[number] < len(portions) {
+				list[i].Ranks = foldRanks(portions[seen[number]].Ranks)
+			}
+			seen[number]++
+			i++
+		}
+	}
+	return list
+}
+
+func foldRanks(ranks []uint32) string {
+	indexes := make([]int, len(ranks))
+	for i, rank := range ranks {
+		indexes[i] = int(rank)
+	}
+	return notation.FoldIndexes(indexes)
 }
 
 // shares lists a placement by node name, in rank order.
