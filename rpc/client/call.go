@@ -112,7 +112,8 @@ type attempts struct {
 	nobody  <-chan time.Time // of a read, set while that is so everywhere
 }
 
-// bounded is the caller's context, with the default deadline if it has none.
+// bounded is the caller's context, with the default deadline if it has none. A deadline of the caller ends the call through the caller's
+// context, not through a second timer that may come first.
 func (u *unary) bounded() (context.Context, context.CancelFunc) {
 	if _, ok := u.ctx.Deadline(); ok {
 		return context.WithCancel(u.ctx)
@@ -124,67 +125,23 @@ func (u *unary) run() ([]byte, error) {
 	ctx, cancel := u.bounded()
 	a := &attempts{u: u, ctx: ctx, answers: make(chan answer), running: map[*target]bool{},
 		said: map[string]string{}, wrong: map[*target]bool{}, refused: map[*target]bool{}, backoff: firstBackoff}
-	defer cancel()
-	return a.all(cancel)
+	data, err := a.loop()
+	cancel()
+	for range a.running { // the losers end at once, by cancellation
+		<-a.answers
+	}
+	return data, err
 }
 
-// all tries until there is an answer. The first try runs in the caller's goroutine, whose stack has grown to what a call needs: nearly
-// always it is the only one. If it is silent for too long, or fails, others follow in goroutines of their own.
-func (a *attempts) all(cancel context.CancelFunc) (data []byte, err error) {
+func (a *attempts) loop() ([]byte, error) {
 	began := time.Now()
 	a.round = a.u.balancer.order()
 	if len(a.round) == 0 {
 		return nil, rpc.Refuse(connect.CodeUnavailable, "NO_CONTROLLERS", "", "no address of a controller is known")
 	}
-	first := a.round[0]
-	a.round = a.round[1:]
-	a.running[first] = true
-	rest := func(got *answer) {
-		data, err = a.loop(began, got)
-		cancel()
-		for range a.running { // the losers end at once, by cancellation
-			<-a.answers
-		}
-	}
-	over := make(chan struct{})
-	silent := time.AfterFunc(a.silence(), func() {
-		defer close(over)
-		rest(nil)
-	})
-	got := a.try(first)
-	switch {
-	case !silent.Stop():
-		a.answers <- got
-		<-over
-	case got.err == nil:
-		a.prefer(got)
-		return got.data, nil
-	default:
-		rest(&got)
-	}
-	return data, err
-}
-
-// silence is how long a controller may be silent before another one is asked as well.
-func (a *attempts) silence() time.Duration {
-	return a.u.balancer.hedgeAfter + min(a.u.wait, maxPollExtra)
-}
-
-// loop goes on after the first try, which failed as got says, or is silent if that is nil.
-func (a *attempts) loop(began time.Time, got *answer) ([]byte, error) {
-	if got == nil {
-		a.next()
-	} else if a.ctx.Err() != nil {
-		err := a.giveUp(began)
-		delete(a.running, got.target)
-		return nil, err
-	} else {
-		delete(a.running, got.target)
-		if err := a.failed(*got); err != nil {
-			return nil, err
-		}
-	}
-	hedge := time.NewTimer(a.silence())
+	a.next()
+	silence := a.u.balancer.hedgeAfter + min(a.u.wait, maxPollExtra)
+	hedge := time.NewTimer(silence)
 	defer hedge.Stop()
 	for {
 		select {
@@ -198,12 +155,12 @@ func (a *attempts) loop(began time.Time, got *answer) ([]byte, error) {
 			if a.pause == nil {
 				a.next()
 			}
-			hedge.Reset(a.silence())
+			hedge.Reset(silence)
 		case <-a.pause:
 			a.pause = nil
 			a.round = a.u.balancer.order()
 			a.next()
-			hedge.Reset(a.silence())
+			hedge.Reset(silence)
 		case got := <-a.answers:
 			delete(a.running, got.target)
 			if got.err == nil {
@@ -235,7 +192,7 @@ func (a *attempts) next() bool {
 
 func (a *attempts) start(t *target) {
 	a.running[t] = true
-	go func() { a.answers <- a.try(t) }() // all waits for it
+	go func() { a.answers <- a.try(t) }() // run waits for it
 }
 
 func (a *attempts) try(t *target) answer {
