@@ -97,6 +97,8 @@ type Ladder struct {
 	max    uint32
 	ops    map[protoreflect.FieldNumber]uint32
 	fields map[protoreflect.FullName]uint32
+	// leading has, for each message that can be in a command, the fields that have a row or lead to one: the others need not be looked at.
+	leading map[protoreflect.FullName][]protoreflect.FieldDescriptor
 }
 
 // New makes a ladder from its rows: ops by the name of the field in Command's oneof, fields by full name
@@ -132,7 +134,44 @@ func New(highest uint32, ops map[protoreflect.Name]uint32, fields map[protorefle
 			return nil, fmt.Errorf("ladder: field %s needs level %d; the highest is %d", name, level, highest)
 		}
 	}
+	l.lead((&logv1.Command{}).ProtoReflect().Descriptor())
 	return l, nil
+}
+
+// lead fills in leading for the messages reachable from one. A message may contain itself, so it is repeated until nothing is added.
+func (l *Ladder) lead(root protoreflect.MessageDescriptor) {
+	var all []protoreflect.MessageDescriptor
+	seen := make(map[protoreflect.FullName]bool)
+	var collect func(d protoreflect.MessageDescriptor)
+	collect = func(d protoreflect.MessageDescriptor) {
+		if seen[d.FullName()] {
+			return
+		}
+		seen[d.FullName()] = true
+		all = append(all, d)
+		for i := range d.Fields().Len() {
+			if m := d.Fields().Get(i).Message(); m != nil {
+				collect(m)
+			}
+		}
+	}
+	collect(root)
+	l.leading = make(map[protoreflect.FullName][]protoreflect.FieldDescriptor)
+	for added := true; added; {
+		added = false
+		for _, d := range all {
+			var leads []protoreflect.FieldDescriptor
+			for i := range d.Fields().Len() {
+				f := d.Fields().Get(i)
+				if l.fields[f.FullName()] > 0 || f.Message() != nil && len(l.leading[f.Message().FullName()]) > 0 {
+					leads = append(leads, f)
+				}
+			}
+			if len(leads) > len(l.leading[d.FullName()]) {
+				l.leading[d.FullName()], added = leads, true
+			}
+		}
+	}
 }
 
 // Max returns the highest level of the ladder.
@@ -153,21 +192,24 @@ func (l *Ladder) Of(cmd *logv1.Command) uint32 {
 	return level
 }
 
-// highest walks all set fields.
+// highest looks at the set fields that have a row or lead to one.
 func (l *Ladder) highest(m protoreflect.Message) uint32 {
 	var level uint32
-	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+	for _, field := range l.leading[m.Descriptor().FullName()] {
+		if !m.Has(field) {
+			continue
+		}
 		level = max(level, l.fields[field.FullName()])
 		switch {
-		case field.Message() == nil || field.IsMap():
+		case field.Message() == nil:
 		case field.IsList():
-			for i := range value.List().Len() {
-				level = max(level, l.highest(value.List().Get(i).Message()))
+			list := m.Get(field).List()
+			for i := range list.Len() {
+				level = max(level, l.highest(list.Get(i).Message()))
 			}
 		default:
-			level = max(level, l.highest(value.Message()))
+			level = max(level, l.highest(m.Get(field).Message()))
 		}
-		return true
-	})
+	}
 	return level
 }
