@@ -18,6 +18,8 @@ import (
 
 	"github.com/muster-hpc/muster/node/journal"
 	"github.com/muster-hpc/muster/node/run"
+	"github.com/muster-hpc/muster/node/run/cgroup"
+	"github.com/muster-hpc/muster/node/run/private"
 )
 
 // Controllers is how the agent calls the control plane. Implementations are safe for concurrent use.
@@ -52,6 +54,10 @@ type Config struct {
 	IdleSupervisors int
 	// BindCPUs binds tasks to the CPUs of their allocation; only where CPUs were detected, not declared.
 	BindCPUs bool
+	// Groups is where the control groups of jobs are; nil means that they have none.
+	Groups *cgroup.Hierarchy
+	// Private is where private directories of jobs are; nil means that they see the node's /tmp and /dev/shm.
+	Private *private.Store
 	// Commands is a directory of commands that jobs find at the end of their PATH, absolute; empty means none.
 	Commands string
 	// Blobs remembers scripts and environments; nil means one for this agent alone.
@@ -240,6 +246,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer a.wg.Wait()
 	defer a.stopTimers()
 	defer cancel()
+	a.tidy(ctx)
 	a.adopt(ctx)
 	if err := a.join(ctx); err != nil {
 		return quiet(ctx, err)

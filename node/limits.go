@@ -65,6 +65,10 @@ const (
 	portMin, portMax = 20000, 31999
 	// portTries bounds the search for a free one.
 	portTries = 200
+	// stepPIDs bounds the processes and threads of a step on a node that has control groups.
+	stepPIDs = 65536
+	// sharesPerCPU is the weight of a job for each of its CPUs, as everybody counts them.
+	sharesPerCPU = 1024
 	// blobCacheCount and blobCacheBytes bound the remembered scripts and environments of a process.
 	blobCacheCount = 64
 	blobCacheBytes = 16 << 20

@@ -164,6 +164,9 @@ func (a *Agent) prepare(ctx context.Context, s *step) (*run.Handle, error) {
 		return nil, ctx.Err()
 	}
 	plan := a.plan(s, src, who, args, environ.Split(environment))
+	if err := a.confine(s, src, plan); err != nil {
+		return nil, err
+	}
 	handle, err := a.supervisors.Launch(ctx, s.dir, plan)
 	if err != nil {
 		return nil, err

@@ -44,6 +44,9 @@ func (a *Agent) reap(ctx context.Context, at *attempt, order *nodev1.DesiredAtte
 			}
 		}
 	}
+	if !a.reapGroups(ctx, at) {
+		return
+	}
 	a.fault("reaped")
 	a.reportReaped(ctx, at)
 }

@@ -19,15 +19,14 @@ import (
 
 // Limitations that every node has for now, told with its inventory.
 const (
-	limitNoCgroup = "no cgroup: memory is not limited, and processes are ended by process group and by a mark in their environment"
-	limitNoGPUs   = "accelerators are declared by count and not detected; their health is not watched"
+	limitNoGPUs = "accelerators are declared by count and not detected; their health is not watched"
 )
 
 // Detect returns what the machine has: CPUs, sockets, memory, operating system and boot time. Names, addresses and
 // accelerators are left to the caller.
 func Detect() (*apiv1.NodeSpec, error) {
 	spec := &apiv1.NodeSpec{
-		Architecture: machine(), OperatingSystem: kernel(), Limitations: []string{limitNoCgroup, limitNoGPUs},
+		Architecture: machine(), OperatingSystem: kernel(), Limitations: []string{limitNoGPUs},
 	}
 	memory, err := memoryMB("/proc/meminfo")
 	if err != nil {

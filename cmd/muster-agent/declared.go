@@ -29,6 +29,8 @@ type declared struct {
 	GPUType     string   `json:"gpu_type"`
 	BootID      string   `json:"boot_id"`
 	Features    []string `json:"features"`
+	Cgroups     string   `json:"cgroups"`
+	PrivateTmp  bool     `json:"private_tmp"`
 }
 
 // maxNodes bounds the nodes of one process.
@@ -72,6 +74,11 @@ func (d *declared) check(prefix string) error {
 	}
 	if _, _, err := net.SplitHostPort(d.Listen); err != nil {
 		return fmt.Errorf("%slisten %q is not HOST:PORT", prefix, d.Listen)
+	}
+	switch d.Cgroups {
+	case "", cgroupsAuto, cgroupsOn, cgroupsOff:
+	default:
+		return fmt.Errorf("%scgroups %q is not %s, %s or %s", prefix, d.Cgroups, cgroupsAuto, cgroupsOn, cgroupsOff)
 	}
 	if d.CPUs < 0 || d.GPUs < 0 {
 		return fmt.Errorf("%scpus and %sgpus can't be negative", prefix, prefix)

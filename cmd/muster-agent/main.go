@@ -117,8 +117,10 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	fs.IntVar(&gpus, "gpus", 0, "declare this `number` of GPUs")
 	fs.StringVar(&one.GPUType, "gpu-type", "", "their `type`, for example h100")
 	fs.StringVar(&one.BootID, "boot-id", "", "declare this boot `id` instead of the kernel's")
+	fs.StringVar(&one.Cgroups, "cgroups", cgroupsAuto, "`whether` jobs are kept in control groups: on, off, or auto (unless resources are declared)")
+	fs.BoolVar(&one.PrivateTmp, "private-tmp", false, "give each job a /tmp and a /dev/shm of its own; needs root")
 	fs.StringVar(&file, "nodes", "", "run the declared nodes of this `file`, a JSON list of objects with the keys dir, name, listen, advertise,\n"+
-		"task_address, controllers, cpus, memory, gpus, gpu_type, boot_id, features")
+		"task_address, controllers, cpus, memory, gpus, gpu_type, boot_id, features, cgroups, private_tmp")
 	fs.StringVar(&opts.supervisor, "supervisor", "", "`path` of muster-supervisor (default: beside this program)")
 	level := slog.LevelInfo
 	if word := os.Getenv(levelVariable); word != "" {

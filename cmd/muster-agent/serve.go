@@ -52,6 +52,10 @@ func serveNode(ctx context.Context, d declared, supervisors *run.Pool, blobs *no
 	if err != nil {
 		return err
 	}
+	groups, store := d.confinement(dir, spec)
+	for _, sentence := range spec.GetLimitations() {
+		log.Info("what this node cannot offer", "node", d.Name, "limitation", sentence)
+	}
 	calls := client.OpenDirect(client.Direct{
 		Controllers: d.Controllers, TLS: identity.ClientTLS(pki.RoleController, ""), NodeTLS: identity.ClientTLS(pki.RoleNode, ""),
 		NodeName: d.Name, Log: log,
@@ -60,7 +64,7 @@ func serveNode(ctx context.Context, d declared, supervisors *run.Pool, blobs *no
 	var once sync.Once
 	agent, err := node.Open(node.Config{
 		Dir: dir, Spec: spec, BootID: d.BootID, Addresses: d.Controllers, Controllers: controllers{calls}, Refusal: rpc.Detail,
-		Supervisors: supervisors, Commands: commands(), BindCPUs: bind, Blobs: blobs, Log: log,
+		Supervisors: supervisors, Commands: commands(), BindCPUs: bind, Groups: groups, Private: store, Blobs: blobs, Log: log,
 		Joined: func(*nodev1.JoinResponse) { once.Do(func() { out.print("ready %s %s", d.Name, spec.AgentAddress) }) },
 	})
 	if err != nil {

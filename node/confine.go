@@ -1,0 +1,199 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"math/bits"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+	supervisorv1 "github.com/muster-hpc/muster/proto/muster/supervisor/v1"
+
+	"github.com/muster-hpc/muster/node/run/cgroup"
+)
+
+// resources are the limits that tasks take over from the submitting process, by their names.
+var resources = map[string]uint32{
+	"AS": unix.RLIMIT_AS, "CORE": unix.RLIMIT_CORE, "CPU": unix.RLIMIT_CPU, "DATA": unix.RLIMIT_DATA, "FSIZE": unix.RLIMIT_FSIZE,
+	"MEMLOCK": unix.RLIMIT_MEMLOCK, "NOFILE": unix.RLIMIT_NOFILE, "NPROC": unix.RLIMIT_NPROC, "RSS": unix.RLIMIT_RSS, "STACK": unix.RLIMIT_STACK,
+}
+
+// confine says in the plan what the step's processes may use, and makes the job's private directories.
+func (a *Agent) confine(s *step, src source, plan *supervisorv1.StepPlan) error {
+	order := s.record.GetOrder()
+	job, attempt := order.GetJob().GetId(), order.GetFence().GetAttempt()
+	plan.Node = a.cfg.Spec.GetName()
+	for _, l := range src.options.GetRlimits() {
+		resource, ok := resources[l.GetName()]
+		if !ok {
+			return &prepareError{sentence: fmt.Sprintf("the resource limit %q is not known; tasks can take over %v", l.GetName(), resourceNames()), usersFault: true}
+		}
+		plan.ResourceLimits = append(plan.ResourceLimits, &supervisorv1.ResourceLimit{Resource: resource, Soft: l.GetSoft()})
+	}
+	if nice := src.options.GetNice(); nice != 0 {
+		own, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+		if err != nil {
+			return fmt.Errorf("reading the agent's nice value: %w", err)
+		}
+		nice += int32(20 - own) // the kernel's answer is 20 less the value
+		plan.Nice = &nice
+	}
+	if a.cfg.Private != nil {
+		dirs, err := a.cfg.Private.Make(job, attempt)
+		if err != nil {
+			return err
+		}
+		plan.PrivateTmp, plan.PrivateShm = dirs.Tmp, dirs.Shm
+	}
+	if a.cfg.Groups == nil {
+		return nil
+	}
+	limits := func() *supervisorv1.GroupLimits {
+		l := &supervisorv1.GroupLimits{MemoryMb: order.GetMemoryMb()}
+		if a.cfg.BindCPUs {
+			l.CpuMask = order.GetCpuMask()
+			for _, word := range l.CpuMask {
+				l.CpuShares += sharesPerCPU * uint64(bits.OnesCount64(word))
+			}
+		}
+		return l
+	}
+	groups := &supervisorv1.ControlGroups{
+		Version: uint32(a.cfg.Groups.Version()), JobId: job, Attempt: attempt, StepId: s.id, Job: limits(), Step: limits(),
+	}
+	for controller, path := range a.cfg.Groups.Roots() {
+		groups.Roots = append(groups.Roots, &supervisorv1.ControlRoot{Controller: controller, Path: path})
+	}
+	groups.Step.Pids = stepPIDs
+	var err error
+	if groups.Step.DeniedDevices, err = deniedDevices(a.cfg.Spec.GetGpus(), order.GetGpuMask()); err != nil {
+		return err
+	}
+	plan.ControlGroups = groups
+	return nil
+}
+
+func resourceNames() []string {
+	var names []string
+	for name := range resources {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// deniedDevices are the devices of the node's accelerators that the attempt does not have. All that it has stay visible to
+// all its tasks: they reach each other's memory through them. A file that one of its own needs, too, stays.
+func deniedDevices(gpus []*apiv1.Gpu, mask []uint64) ([]string, error) {
+	own := make(map[string]bool)
+	has := func(g *apiv1.Gpu) bool {
+		word := g.GetIndex() / 64
+		return int(word) < len(mask) && mask[word]&(1<<(g.GetIndex()%64)) != 0
+	}
+	for _, g := range gpus {
+		for _, file := range g.GetDeviceFiles() {
+			own[file] = own[file] || has(g)
+		}
+	}
+	var denied []string
+	for file, yes := range own {
+		if yes {
+			continue
+		}
+		d, err := cgroup.DeviceOf(file)
+		if err != nil {
+			return nil, fmt.Errorf("keeping a job from the accelerators of others: %w", err)
+		}
+		denied = append(denied, d.String())
+	}
+	slices.Sort(denied)
+	return slices.Compact(denied), nil
+}
+
+// reapGroups makes sure that nothing of an attempt is left in its control groups and private directories. It is tried
+// again until that is so; false if ctx ended before. While another placement of the attempt is here they are that one's.
+func (a *Agent) reapGroups(ctx context.Context, at *attempt) bool {
+	job, attempt := at.record.GetJobId(), at.record.GetFence().GetAttempt()
+	for {
+		if a.placedAgain(at) {
+			return true
+		}
+		err := a.destroy(ctx, job, attempt)
+		if ctx.Err() != nil {
+			return false
+		}
+		if err == nil {
+			return true
+		}
+		a.log.Error("something of an attempt is left; it is not reported as reaped, and tried again", "job", job, "attempt", attempt, "err", err)
+		if !sleep(ctx, attachRetry) {
+			return false
+		}
+	}
+}
+
+// placedAgain reports whether another placement of the same attempt is on the node and not over.
+func (a *Agent) placedAgain(at *attempt) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for key, other := range a.attempts {
+		if other != at && key.job == at.record.GetJobId() && key.attempt == at.record.GetFence().GetAttempt() && !other.record.GetReaped() {
+			return true
+		}
+	}
+	return false
+}
+
+func (a *Agent) destroy(ctx context.Context, job, attempt uint32) error {
+	if a.cfg.Groups != nil {
+		if _, err := a.cfg.Groups.Find(cgroup.Name{Job: job, Attempt: attempt}).Destroy(ctx); err != nil {
+			return err
+		}
+	}
+	if a.cfg.Private != nil {
+		return a.cfg.Private.Remove(job, attempt)
+	}
+	return nil
+}
+
+// tidy removes what earlier lives of the agent left: groups and private directories of attempts that are over or not
+// known. Groups with processes stay: nothing is ended because nothing is known of it; the order to end it does that.
+func (a *Agent) tidy(ctx context.Context) {
+	a.mu.Lock()
+	live := make(map[[2]uint32]bool)
+	for key, at := range a.attempts {
+		if !at.record.GetReaped() {
+			live[[2]uint32{key.job, key.attempt}] = true
+		}
+	}
+	a.mu.Unlock()
+	if a.cfg.Groups != nil {
+		names, err := a.cfg.Groups.Names()
+		if err != nil {
+			a.log.Error("the node's control groups cannot be listed", "err", err)
+		}
+		for _, n := range names {
+			id := [2]uint32{n.Job, n.Attempt}
+			if live[id] {
+				continue
+			}
+			group := a.cfg.Groups.Find(n)
+			if pids, err := group.Procs(); err != nil || len(pids) > 0 {
+				live[id] = true
+				a.log.Warn("processes of an attempt that is not known here go on until it is ordered to end",
+					"job", n.Job, "attempt", n.Attempt, "processes", len(pids), "err", err)
+				continue
+			}
+			if _, err := group.Remove(ctx); err != nil {
+				a.log.Error("a control group that nobody uses cannot be removed", "job", n.Job, "attempt", n.Attempt, "err", err)
+			}
+		}
+	}
+	if a.cfg.Private != nil {
+		if _, err := a.cfg.Private.Clean(func(job, attempt uint32) bool { return live[[2]uint32{job, attempt}] }); err != nil {
+			a.log.Error("private directories of attempts that are over cannot be removed", "err", err)
+		}
+	}
+}
