@@ -834,6 +834,8 @@ type Node struct {
 	CpusUnusableMask []uint64 `protobuf:"varint,25,rep,packed,name=cpus_unusable_mask,json=cpusUnusableMask,proto3" json:"cpus_unusable_mask,omitempty"`
 	// Other devices allocated.
 	GresAllocated []*GresShare `protobuf:"bytes,26,rep,name=gres_allocated,json=gresAllocated,proto3" json:"gres_allocated,omitempty"`
+	// Boot ids that it had before its present one, oldest first, at most 16: a join of one of them comes late and is refused.
+	FormerBootIds []string `protobuf:"bytes,27,rep,name=former_boot_ids,json=formerBootIds,proto3" json:"former_boot_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1046,6 +1048,13 @@ func (x *Node) GetCpusUnusableMask() []uint64 {
 func (x *Node) GetGresAllocated() []*GresShare {
 	if x != nil {
 		return x.GresAllocated
+	}
+	return nil
+}
+
+func (x *Node) GetFormerBootIds() []string {
+	if x != nil {
+		return x.FormerBootIds
 	}
 	return nil
 }
@@ -2910,7 +2919,7 @@ const file_muster_api_v1_cluster_proto_rawDesc = "" +
 	"\x04gres\x18\x11 \x03(\v2\x13.muster.api.v1.GresR\x04gres\"9\n" +
 	"\bInstance\x12\x17\n" +
 	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x12\x14\n" +
-	"\x05nonce\x18\x02 \x01(\tR\x05nonce\"\xf8\b\n" +
+	"\x05nonce\x18\x02 \x01(\tR\x05nonce\"\xa0\t\n" +
 	"\x04Node\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x123\n" +
 	"\brevision\x18\x02 \x01(\v2\x17.muster.api.v1.RevisionR\brevision\x12+\n" +
@@ -2941,7 +2950,8 @@ const file_muster_api_v1_cluster_proto_rawDesc = "" +
 	"\x15health_drain_withheld\x18\x17 \x01(\bR\x13healthDrainWithheld\x12,\n" +
 	"\x12gpus_unusable_mask\x18\x18 \x03(\x04R\x10gpusUnusableMask\x12,\n" +
 	"\x12cpus_unusable_mask\x18\x19 \x03(\x04R\x10cpusUnusableMask\x12?\n" +
-	"\x0egres_allocated\x18\x1a \x03(\v2\x18.muster.api.v1.GresShareR\rgresAllocated\"\xc6\x02\n" +
+	"\x0egres_allocated\x18\x1a \x03(\v2\x18.muster.api.v1.GresShareR\rgresAllocated\x12&\n" +
+	"\x0fformer_boot_ids\x18\x1b \x03(\tR\rformerBootIds\"\xc6\x02\n" +
 	"\tPartition\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05nodes\x18\x02 \x01(\tR\x05nodes\x12\x1d\n" +
