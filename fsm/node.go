@@ -18,6 +18,10 @@ const (
 	maxGPUs = 1_024
 	// maxMemoryMB bounds a node's memory so that sums cannot overflow: 2^40 MiB.
 	maxMemoryMB = 1 << 40
+	// maxFormerBoots bounds the boot ids that are remembered of a node. A join is late by minutes, a boot takes one at least.
+	maxFormerBoots = 16
+	// maxJobIDJump bounds how far an agent's work moves the job ids: the word of one node must not use them up.
+	maxJobIDJump = 1_000_000
 )
 
 // joinNode lets a node join, or an agent return.
@@ -37,6 +41,11 @@ func (m *Machine) joinNode(j *logv1.JoinNode) *logv1.Result {
 	if n == nil && m.s.NodeCount() >= maxNodes {
 		return refused(refuse("NODES_TOO_MANY", subject, "the cluster has %d nodes, which is the most it can have", maxNodes))
 	}
+	if m.s.Level() >= levelLaunch {
+		if refusal := m.refuseJoin(n, j); refusal != nil {
+			return refused(refusal)
+		}
+	}
 	if j.HighestJobId < maxJobID {
 		m.s.ReserveJobIDs(j.HighestJobId)
 	}
@@ -53,6 +62,21 @@ func (m *Machine) joinNode(j *logv1.JoinNode) *logv1.Result {
 		n = m.replaceInstance(n, j)
 	}
 	return &logv1.Result{NodeNumber: n.Number, NodeEpoch: n.Epoch}
+}
+
+// refuseJoin refuses a join that came late, from a boot that is over, and one that would use job ids up.
+func (m *Machine) refuseJoin(n *apiv1.Node, j *logv1.JoinNode) *apiv1.ErrorDetail {
+	subject := "node " + j.Spec.Name
+	if boot := j.Instance.BootId; n != nil && boot != n.Instance.BootId && slices.Contains(n.FormerBootIds, boot) {
+		return refuse("NODE_BOOT_OVER", subject, "boot %s of node %s is over: it has joined with boot %s since; start its agent with the boot id that "+
+			"the machine has now", boot, j.Spec.Name, n.Instance.BootId)
+	}
+	if next := m.s.NextJobID(); uint64(j.HighestJobId) >= uint64(next)+maxJobIDJump {
+		return refuse("JOB_IDS_JUMP", subject, "node %s says that it has work of job %d, and the next job here is %d; at most %d ids are skipped on the "+
+			"word of one node. If this cluster was restored from an older state, restore it again with job ids above %d; otherwise its records are wrong: when nothing runs there, remove its directory",
+			j.Spec.Name, j.HighestJobId, next, maxJobIDJump, j.HighestJobId)
+	}
+	return nil
 }
 
 func checkNodeSpec(s *apiv1.NodeSpec) *apiv1.ErrorDetail {
@@ -118,6 +142,10 @@ func (m *Machine) replaceInstance(n *apiv1.Node, j *logv1.JoinNode) *apiv1.Node 
 	}
 	n = m.changeNode(n, func(n *apiv1.Node) {
 		n.Epoch++
+		if rebooted && m.s.Level() >= levelLaunch {
+			boots := append(slices.Clone(n.FormerBootIds), n.Instance.BootId)
+			n.FormerBootIds = boots[max(0, len(boots)-maxFormerBoots):]
+		}
 		n.Spec, n.Instance = j.Spec, j.Instance
 		m.comeUp(n)
 	})

@@ -172,6 +172,7 @@ func CopyNode(from *apiv1.Node) *apiv1.Node {
 		GpusUnusableMask:    from.GpusUnusableMask,
 		CpusUnusableMask:    from.CpusUnusableMask,
 		GresAllocated:       from.GresAllocated,
+		FormerBootIds:       from.FormerBootIds,
 	}
 }
 
