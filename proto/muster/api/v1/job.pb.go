@@ -868,8 +868,9 @@ type TaskOptions struct {
 	// PMI-1 and PMI-2. Over several nodes the environment must hold MUSTER_PMI_SECRET, at least 16 random characters that are made for
 	// this step; tasks do not get it.
 	Mpi string `protobuf:"bytes,8,opt,name=mpi,proto3" json:"mpi,omitempty"`
-	// How tasks are bound to the step's CPUs: "none", "threads", "cores" (default where there are enough), "sockets", "rank",
-	// "map_cpu:LIST" or "mask_cpu:LIST", with "verbose," before it to say so on stderr.
+	// How tasks are bound to the step's CPUs: "none", "threads", "cores", "sockets", "rank", "map_cpu:LIST" or "mask_cpu:LIST", with
+	// "verbose," before it to say so on stderr. Default: to threads, cores or sockets if the step has exactly as many of them on the
+	// node as its tasks there need; otherwise each task may use all of the step's CPUs.
 	CpuBind string `protobuf:"bytes,9,opt,name=cpu_bind,json=cpuBind,proto3" json:"cpu_bind,omitempty"`
 	// Which of the step's GPUs on its node a task sees: empty (all, or its own with gpus_per_task), "none", "closest", "single:N", "per_task:N",
 	// "map_gpu:LIST" or "mask_gpu:LIST", with "verbose," before it.

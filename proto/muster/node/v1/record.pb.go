@@ -155,7 +155,9 @@ type StepRecord struct {
 	// User id, group id of its tasks as the agent resolved them.
 	Uid uint32 `protobuf:"varint,7,opt,name=uid,proto3" json:"uid,omitempty"`
 	// Primary group id of its tasks.
-	Gid           uint32 `protobuf:"varint,8,opt,name=gid,proto3" json:"gid,omitempty"`
+	Gid uint32 `protobuf:"varint,8,opt,name=gid,proto3" json:"gid,omitempty"`
+	// Processes of it that nothing ends: what they may use is given to nobody before they are gone.
+	Stuck         []*StuckProcess `protobuf:"bytes,9,rep,name=stuck,proto3" json:"stuck,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -246,6 +248,77 @@ func (x *StepRecord) GetGid() uint32 {
 	return 0
 }
 
+func (x *StepRecord) GetStuck() []*StuckProcess {
+	if x != nil {
+		return x.Stuck
+	}
+	return nil
+}
+
+// StuckProcess is a process that does not end though it was sent KILL.
+type StuckProcess struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Process id.
+	Pid uint32 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
+	// When it began, in clock ticks since the boot: with the id it names the process until the machine is booted anew.
+	StartTicks uint64 `protobuf:"varint,2,opt,name=start_ticks,json=startTicks,proto3" json:"start_ticks,omitempty"`
+	// What it is and where it waits, for people.
+	Description   string `protobuf:"bytes,3,opt,name=description,proto3" json:"description,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StuckProcess) Reset() {
+	*x = StuckProcess{}
+	mi := &file_muster_node_v1_record_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StuckProcess) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StuckProcess) ProtoMessage() {}
+
+func (x *StuckProcess) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_node_v1_record_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StuckProcess.ProtoReflect.Descriptor instead.
+func (*StuckProcess) Descriptor() ([]byte, []int) {
+	return file_muster_node_v1_record_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *StuckProcess) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *StuckProcess) GetStartTicks() uint64 {
+	if x != nil {
+		return x.StartTicks
+	}
+	return 0
+}
+
+func (x *StuckProcess) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
 // TaskFiles says where the output of one task goes.
 type TaskFiles struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -261,7 +334,7 @@ type TaskFiles struct {
 
 func (x *TaskFiles) Reset() {
 	*x = TaskFiles{}
-	mi := &file_muster_node_v1_record_proto_msgTypes[2]
+	mi := &file_muster_node_v1_record_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -273,7 +346,7 @@ func (x *TaskFiles) String() string {
 func (*TaskFiles) ProtoMessage() {}
 
 func (x *TaskFiles) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_node_v1_record_proto_msgTypes[2]
+	mi := &file_muster_node_v1_record_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -286,7 +359,7 @@ func (x *TaskFiles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskFiles.ProtoReflect.Descriptor instead.
 func (*TaskFiles) Descriptor() ([]byte, []int) {
-	return file_muster_node_v1_record_proto_rawDescGZIP(), []int{2}
+	return file_muster_node_v1_record_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *TaskFiles) GetRank() uint32 {
@@ -324,7 +397,7 @@ const file_muster_node_v1_record_proto_rawDesc = "" +
 	"\vreaped_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"reapedTime\x12\"\n" +
 	"\facknowledged\x18\a \x01(\bR\facknowledged\x12-\n" +
-	"\x05owner\x18\b \x01(\v2\x17.muster.api.v1.JobOwnerR\x05owner\"\x83\x02\n" +
+	"\x05owner\x18\b \x01(\v2\x17.muster.api.v1.JobOwnerR\x05owner\"\xb7\x02\n" +
 	"\n" +
 	"StepRecord\x124\n" +
 	"\x05order\x18\x01 \x01(\v2\x1e.muster.node.v1.DesiredAttemptR\x05order\x12/\n" +
@@ -334,7 +407,13 @@ const file_muster_node_v1_record_proto_rawDesc = "" +
 	"\aboot_id\x18\x05 \x01(\tR\x06bootId\x12\x16\n" +
 	"\x06cookie\x18\x06 \x01(\tR\x06cookie\x12\x10\n" +
 	"\x03uid\x18\a \x01(\rR\x03uid\x12\x10\n" +
-	"\x03gid\x18\b \x01(\rR\x03gid\"a\n" +
+	"\x03gid\x18\b \x01(\rR\x03gid\x122\n" +
+	"\x05stuck\x18\t \x03(\v2\x1c.muster.node.v1.StuckProcessR\x05stuck\"c\n" +
+	"\fStuckProcess\x12\x10\n" +
+	"\x03pid\x18\x01 \x01(\rR\x03pid\x12\x1f\n" +
+	"\vstart_ticks\x18\x02 \x01(\x04R\n" +
+	"startTicks\x12 \n" +
+	"\vdescription\x18\x03 \x01(\tR\vdescription\"a\n" +
 	"\tTaskFiles\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x1f\n" +
 	"\vstdout_path\x18\x02 \x01(\tR\n" +
@@ -354,27 +433,29 @@ func file_muster_node_v1_record_proto_rawDescGZIP() []byte {
 	return file_muster_node_v1_record_proto_rawDescData
 }
 
-var file_muster_node_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_muster_node_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_muster_node_v1_record_proto_goTypes = []any{
 	(*AttemptRecord)(nil),         // 0: muster.node.v1.AttemptRecord
 	(*StepRecord)(nil),            // 1: muster.node.v1.StepRecord
-	(*TaskFiles)(nil),             // 2: muster.node.v1.TaskFiles
-	(*v1.Fence)(nil),              // 3: muster.api.v1.Fence
-	(*timestamppb.Timestamp)(nil), // 4: google.protobuf.Timestamp
-	(*v1.JobOwner)(nil),           // 5: muster.api.v1.JobOwner
-	(*DesiredAttempt)(nil),        // 6: muster.node.v1.DesiredAttempt
+	(*StuckProcess)(nil),          // 2: muster.node.v1.StuckProcess
+	(*TaskFiles)(nil),             // 3: muster.node.v1.TaskFiles
+	(*v1.Fence)(nil),              // 4: muster.api.v1.Fence
+	(*timestamppb.Timestamp)(nil), // 5: google.protobuf.Timestamp
+	(*v1.JobOwner)(nil),           // 6: muster.api.v1.JobOwner
+	(*DesiredAttempt)(nil),        // 7: muster.node.v1.DesiredAttempt
 }
 var file_muster_node_v1_record_proto_depIdxs = []int32{
-	3, // 0: muster.node.v1.AttemptRecord.fence:type_name -> muster.api.v1.Fence
-	4, // 1: muster.node.v1.AttemptRecord.reaped_time:type_name -> google.protobuf.Timestamp
-	5, // 2: muster.node.v1.AttemptRecord.owner:type_name -> muster.api.v1.JobOwner
-	6, // 3: muster.node.v1.StepRecord.order:type_name -> muster.node.v1.DesiredAttempt
-	2, // 4: muster.node.v1.StepRecord.files:type_name -> muster.node.v1.TaskFiles
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	4, // 0: muster.node.v1.AttemptRecord.fence:type_name -> muster.api.v1.Fence
+	5, // 1: muster.node.v1.AttemptRecord.reaped_time:type_name -> google.protobuf.Timestamp
+	6, // 2: muster.node.v1.AttemptRecord.owner:type_name -> muster.api.v1.JobOwner
+	7, // 3: muster.node.v1.StepRecord.order:type_name -> muster.node.v1.DesiredAttempt
+	3, // 4: muster.node.v1.StepRecord.files:type_name -> muster.node.v1.TaskFiles
+	2, // 5: muster.node.v1.StepRecord.stuck:type_name -> muster.node.v1.StuckProcess
+	6, // [6:6] is the sub-list for method output_type
+	6, // [6:6] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_muster_node_v1_record_proto_init() }
@@ -389,7 +470,7 @@ func file_muster_node_v1_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_muster_node_v1_record_proto_rawDesc), len(file_muster_node_v1_record_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   3,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -139,8 +139,17 @@ type StepPlan struct {
 	Node string `protobuf:"bytes,21,opt,name=node,proto3" json:"node,omitempty"`
 	// Process management interface of the tasks; unset means none.
 	ProcessManager *ProcessManager `protobuf:"bytes,22,opt,name=process_manager,json=processManager,proto3" json:"process_manager,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Signals before the time limit.
+	Warnings []*Warning `protobuf:"bytes,23,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	// Absolute paths of programs that run as the user, one after the other, before each task is executed. Lines "export NAME=VALUE",
+	// "unset NAME" and "print TEXT" of their output are carried out. One that fails fails its task. From version 2.
+	TaskPrologs []string `protobuf:"bytes,24,rep,name=task_prologs,json=taskPrologs,proto3" json:"task_prologs,omitempty"`
+	// Absolute paths of programs that run as the user, one after the other, after each task that ended before KILL was sent. From version 2.
+	TaskEpilogs []string `protobuf:"bytes,25,rep,name=task_epilogs,json=taskEpilogs,proto3" json:"task_epilogs,omitempty"`
+	// Milliseconds that each of these programs may take; 0 means without end.
+	TaskProgramTimeoutMs uint32 `protobuf:"varint,26,opt,name=task_program_timeout_ms,json=taskProgramTimeoutMs,proto3" json:"task_program_timeout_ms,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *StepPlan) Reset() {
@@ -327,6 +336,162 @@ func (x *StepPlan) GetProcessManager() *ProcessManager {
 	return nil
 }
 
+func (x *StepPlan) GetWarnings() []*Warning {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
+func (x *StepPlan) GetTaskPrologs() []string {
+	if x != nil {
+		return x.TaskPrologs
+	}
+	return nil
+}
+
+func (x *StepPlan) GetTaskEpilogs() []string {
+	if x != nil {
+		return x.TaskEpilogs
+	}
+	return nil
+}
+
+func (x *StepPlan) GetTaskProgramTimeoutMs() uint32 {
+	if x != nil {
+		return x.TaskProgramTimeoutMs
+	}
+	return 0
+}
+
+// Warning is a signal that is sent once, some time after the start.
+type Warning struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which: a changed time limit moves the warning of the same number.
+	Number uint32 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// Signal number.
+	Signal uint32 `protobuf:"varint,2,opt,name=signal,proto3" json:"signal,omitempty"`
+	// When, in milliseconds after the start. One that was sent is sent again only if it is moved to a time that is still to come.
+	AfterMs uint64 `protobuf:"varint,3,opt,name=after_ms,json=afterMs,proto3" json:"after_ms,omitempty"`
+	// To the whole tree, not only to the first process of each task.
+	Tree          bool `protobuf:"varint,4,opt,name=tree,proto3" json:"tree,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Warning) Reset() {
+	*x = Warning{}
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Warning) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Warning) ProtoMessage() {}
+
+func (x *Warning) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Warning.ProtoReflect.Descriptor instead.
+func (*Warning) Descriptor() ([]byte, []int) {
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Warning) GetNumber() uint32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Warning) GetSignal() uint32 {
+	if x != nil {
+		return x.Signal
+	}
+	return 0
+}
+
+func (x *Warning) GetAfterMs() uint64 {
+	if x != nil {
+		return x.AfterMs
+	}
+	return 0
+}
+
+func (x *Warning) GetTree() bool {
+	if x != nil {
+		return x.Tree
+	}
+	return false
+}
+
+// Terminal is the terminal of a task.
+type Terminal struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Lines.
+	Rows uint32 `protobuf:"varint,1,opt,name=rows,proto3" json:"rows,omitempty"`
+	// Columns.
+	Columns       uint32 `protobuf:"varint,2,opt,name=columns,proto3" json:"columns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Terminal) Reset() {
+	*x = Terminal{}
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Terminal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Terminal) ProtoMessage() {}
+
+func (x *Terminal) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Terminal.ProtoReflect.Descriptor instead.
+func (*Terminal) Descriptor() ([]byte, []int) {
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Terminal) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *Terminal) GetColumns() uint32 {
+	if x != nil {
+		return x.Columns
+	}
+	return 0
+}
+
 // ControlGroups says where the groups of a step are, and their limits. The supervisor makes the step's group and those
 // of its tasks and removes them; it makes the job's, which the agent removes.
 type ControlGroups struct {
@@ -351,7 +516,7 @@ type ControlGroups struct {
 
 func (x *ControlGroups) Reset() {
 	*x = ControlGroups{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[1]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -363,7 +528,7 @@ func (x *ControlGroups) String() string {
 func (*ControlGroups) ProtoMessage() {}
 
 func (x *ControlGroups) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[1]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -376,7 +541,7 @@ func (x *ControlGroups) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGroups.ProtoReflect.Descriptor instead.
 func (*ControlGroups) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{1}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ControlGroups) GetVersion() uint32 {
@@ -441,7 +606,7 @@ type ControlRoot struct {
 
 func (x *ControlRoot) Reset() {
 	*x = ControlRoot{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[2]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -453,7 +618,7 @@ func (x *ControlRoot) String() string {
 func (*ControlRoot) ProtoMessage() {}
 
 func (x *ControlRoot) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[2]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -466,7 +631,7 @@ func (x *ControlRoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlRoot.ProtoReflect.Descriptor instead.
 func (*ControlRoot) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{2}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ControlRoot) GetController() string {
@@ -506,7 +671,7 @@ type GroupLimits struct {
 
 func (x *GroupLimits) Reset() {
 	*x = GroupLimits{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[3]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -518,7 +683,7 @@ func (x *GroupLimits) String() string {
 func (*GroupLimits) ProtoMessage() {}
 
 func (x *GroupLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[3]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -531,7 +696,7 @@ func (x *GroupLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupLimits.ProtoReflect.Descriptor instead.
 func (*GroupLimits) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{3}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GroupLimits) GetCpuMask() []uint64 {
@@ -596,7 +761,7 @@ type ResourceLimit struct {
 
 func (x *ResourceLimit) Reset() {
 	*x = ResourceLimit{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[4]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -608,7 +773,7 @@ func (x *ResourceLimit) String() string {
 func (*ResourceLimit) ProtoMessage() {}
 
 func (x *ResourceLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[4]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -621,7 +786,7 @@ func (x *ResourceLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceLimit.ProtoReflect.Descriptor instead.
 func (*ResourceLimit) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{4}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ResourceLimit) GetResource() uint32 {
@@ -664,7 +829,7 @@ type ProcessManager struct {
 
 func (x *ProcessManager) Reset() {
 	*x = ProcessManager{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[5]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -676,7 +841,7 @@ func (x *ProcessManager) String() string {
 func (*ProcessManager) ProtoMessage() {}
 
 func (x *ProcessManager) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[5]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -689,7 +854,7 @@ func (x *ProcessManager) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessManager.ProtoReflect.Descriptor instead.
 func (*ProcessManager) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{5}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ProcessManager) GetSize() uint32 {
@@ -766,14 +931,19 @@ type TaskPlan struct {
 	// Append to these files.
 	Append bool `protobuf:"varint,7,opt,name=append,proto3" json:"append,omitempty"`
 	// CPUs to bind to.
-	CpuMask       []uint64 `protobuf:"varint,8,rep,packed,name=cpu_mask,json=cpuMask,proto3" json:"cpu_mask,omitempty"`
+	CpuMask []uint64 `protobuf:"varint,8,rep,packed,name=cpu_mask,json=cpuMask,proto3" json:"cpu_mask,omitempty"`
+	// Its standard input, output and error are a terminal of its own. What is written there goes to stdout_path or the spool file of
+	// stdout; input is typed there, and its end is the terminal's end-of-file character. From version 2.
+	Terminal *Terminal `protobuf:"bytes,9,opt,name=terminal,proto3" json:"terminal,omitempty"`
+	// Lines for its standard error before it is executed; "%p" is its process id. From version 2.
+	Lines         []string `protobuf:"bytes,10,rep,name=lines,proto3" json:"lines,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TaskPlan) Reset() {
 	*x = TaskPlan{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[6]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -785,7 +955,7 @@ func (x *TaskPlan) String() string {
 func (*TaskPlan) ProtoMessage() {}
 
 func (x *TaskPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[6]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -798,7 +968,7 @@ func (x *TaskPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskPlan.ProtoReflect.Descriptor instead.
 func (*TaskPlan) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{6}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TaskPlan) GetRank() uint32 {
@@ -857,6 +1027,20 @@ func (x *TaskPlan) GetCpuMask() []uint64 {
 	return nil
 }
 
+func (x *TaskPlan) GetTerminal() *Terminal {
+	if x != nil {
+		return x.Terminal
+	}
+	return nil
+}
+
+func (x *TaskPlan) GetLines() []string {
+	if x != nil {
+		return x.Lines
+	}
+	return nil
+}
+
 // TaskState is a task as the supervisor sees it.
 type TaskState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -876,7 +1060,7 @@ type TaskState struct {
 
 func (x *TaskState) Reset() {
 	*x = TaskState{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[7]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -888,7 +1072,7 @@ func (x *TaskState) String() string {
 func (*TaskState) ProtoMessage() {}
 
 func (x *TaskState) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[7]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -901,7 +1085,7 @@ func (x *TaskState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskState.ProtoReflect.Descriptor instead.
 func (*TaskState) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{7}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TaskState) GetRank() uint32 {
@@ -949,14 +1133,16 @@ type TaskUsage struct {
 	// Most memory at a time in bytes, files that it read included; 0 if the kernel does not tell.
 	PeakBytes uint64 `protobuf:"varint,3,opt,name=peak_bytes,json=peakBytes,proto3" json:"peak_bytes,omitempty"`
 	// Processes of it that were killed for memory.
-	MemoryKills   uint64 `protobuf:"varint,4,opt,name=memory_kills,json=memoryKills,proto3" json:"memory_kills,omitempty"`
+	MemoryKills uint64 `protobuf:"varint,4,opt,name=memory_kills,json=memoryKills,proto3" json:"memory_kills,omitempty"`
+	// Highest resident memory of one of its processes in bytes, of those that were waited for; 0 if it was not told.
+	MaxRssBytes   uint64 `protobuf:"varint,5,opt,name=max_rss_bytes,json=maxRssBytes,proto3" json:"max_rss_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TaskUsage) Reset() {
 	*x = TaskUsage{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[8]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -968,7 +1154,7 @@ func (x *TaskUsage) String() string {
 func (*TaskUsage) ProtoMessage() {}
 
 func (x *TaskUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[8]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -981,7 +1167,7 @@ func (x *TaskUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskUsage.ProtoReflect.Descriptor instead.
 func (*TaskUsage) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{8}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TaskUsage) GetUserNs() uint64 {
@@ -1012,6 +1198,13 @@ func (x *TaskUsage) GetMemoryKills() uint64 {
 	return 0
 }
 
+func (x *TaskUsage) GetMaxRssBytes() uint64 {
+	if x != nil {
+		return x.MaxRssBytes
+	}
+	return 0
+}
+
 // StuckProcess is a process that does not end though it was sent KILL.
 type StuckProcess struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1031,7 +1224,7 @@ type StuckProcess struct {
 
 func (x *StuckProcess) Reset() {
 	*x = StuckProcess{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[9]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1043,7 +1236,7 @@ func (x *StuckProcess) String() string {
 func (*StuckProcess) ProtoMessage() {}
 
 func (x *StuckProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[9]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1056,7 +1249,7 @@ func (x *StuckProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StuckProcess.ProtoReflect.Descriptor instead.
 func (*StuckProcess) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{9}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *StuckProcess) GetPid() uint32 {
@@ -1126,14 +1319,20 @@ type StepState struct {
 	// Limits of the plan that this machine does not offer, a sentence each.
 	Limitations []string `protobuf:"bytes,13,rep,name=limitations,proto3" json:"limitations,omitempty"`
 	// Port at which it serves the process managers of the other nodes; 0 if it serves none.
-	PmiPort       uint32 `protobuf:"varint,14,opt,name=pmi_port,json=pmiPort,proto3" json:"pmi_port,omitempty"`
+	PmiPort uint32 `protobuf:"varint,14,opt,name=pmi_port,json=pmiPort,proto3" json:"pmi_port,omitempty"`
+	// The node's clock at exec in nanoseconds since 1970; 0 before.
+	StartUnixNs int64 `protobuf:"varint,15,opt,name=start_unix_ns,json=startUnixNs,proto3" json:"start_unix_ns,omitempty"`
+	// Boot-time clock at the end of the last process in nanoseconds; 0 before.
+	EndBootNs int64 `protobuf:"varint,16,opt,name=end_boot_ns,json=endBootNs,proto3" json:"end_boot_ns,omitempty"`
+	// Warnings that were sent, by their numbers.
+	Warned        []uint32 `protobuf:"varint,17,rep,packed,name=warned,proto3" json:"warned,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StepState) Reset() {
 	*x = StepState{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[10]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1145,7 +1344,7 @@ func (x *StepState) String() string {
 func (*StepState) ProtoMessage() {}
 
 func (x *StepState) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[10]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1158,7 +1357,7 @@ func (x *StepState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepState.ProtoReflect.Descriptor instead.
 func (*StepState) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{10}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *StepState) GetVersion() uint32 {
@@ -1259,6 +1458,27 @@ func (x *StepState) GetPmiPort() uint32 {
 	return 0
 }
 
+func (x *StepState) GetStartUnixNs() int64 {
+	if x != nil {
+		return x.StartUnixNs
+	}
+	return 0
+}
+
+func (x *StepState) GetEndBootNs() int64 {
+	if x != nil {
+		return x.EndBootNs
+	}
+	return 0
+}
+
+func (x *StepState) GetWarned() []uint32 {
+	if x != nil {
+		return x.Warned
+	}
+	return nil
+}
+
 // Request is what the agent sends.
 type Request struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1276,6 +1496,7 @@ type Request struct {
 	//	*Request_Input
 	//	*Request_Dismiss
 	//	*Request_Limit
+	//	*Request_Resize
 	Verb          isRequest_Verb `protobuf_oneof:"verb"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1283,7 +1504,7 @@ type Request struct {
 
 func (x *Request) Reset() {
 	*x = Request{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[11]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1295,7 +1516,7 @@ func (x *Request) String() string {
 func (*Request) ProtoMessage() {}
 
 func (x *Request) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[11]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1308,7 +1529,7 @@ func (x *Request) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Request.ProtoReflect.Descriptor instead.
 func (*Request) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{11}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Request) GetId() uint64 {
@@ -1397,6 +1618,15 @@ func (x *Request) GetLimit() *Limit {
 	return nil
 }
 
+func (x *Request) GetResize() *Resize {
+	if x != nil {
+		if x, ok := x.Verb.(*Request_Resize); ok {
+			return x.Resize
+		}
+	}
+	return nil
+}
+
 type isRequest_Verb interface {
 	isRequest_Verb()
 }
@@ -1441,6 +1671,11 @@ type Request_Limit struct {
 	Limit *Limit `protobuf:"bytes,9,opt,name=limit,proto3,oneof"`
 }
 
+type Request_Resize struct {
+	// Another size of the terminal.
+	Resize *Resize `protobuf:"bytes,10,opt,name=resize,proto3,oneof"`
+}
+
 func (*Request_Watch) isRequest_Verb() {}
 
 func (*Request_Start) isRequest_Verb() {}
@@ -1457,6 +1692,8 @@ func (*Request_Dismiss) isRequest_Verb() {}
 
 func (*Request_Limit) isRequest_Verb() {}
 
+func (*Request_Resize) isRequest_Verb() {}
+
 // Watch asks for the state.
 type Watch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1466,7 +1703,7 @@ type Watch struct {
 
 func (x *Watch) Reset() {
 	*x = Watch{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[12]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1478,7 +1715,7 @@ func (x *Watch) String() string {
 func (*Watch) ProtoMessage() {}
 
 func (x *Watch) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[12]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1491,7 +1728,7 @@ func (x *Watch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Watch.ProtoReflect.Descriptor instead.
 func (*Watch) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{12}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{14}
 }
 
 // Start executes the tasks.
@@ -1507,7 +1744,7 @@ type Start struct {
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[13]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1519,7 +1756,7 @@ func (x *Start) String() string {
 func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[13]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1532,7 +1769,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{13}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Start) GetEnv() []string {
@@ -1560,7 +1797,7 @@ type Extend struct {
 
 func (x *Extend) Reset() {
 	*x = Extend{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[14]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1572,7 +1809,7 @@ func (x *Extend) String() string {
 func (*Extend) ProtoMessage() {}
 
 func (x *Extend) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[14]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1585,7 +1822,7 @@ func (x *Extend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extend.ProtoReflect.Descriptor instead.
 func (*Extend) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{14}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Extend) GetDeadlineBootNs() int64 {
@@ -1610,7 +1847,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[15]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1622,7 +1859,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[15]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1635,7 +1872,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{15}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Signal) GetOrdinal() uint32 {
@@ -1672,7 +1909,7 @@ type Terminate struct {
 
 func (x *Terminate) Reset() {
 	*x = Terminate{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[16]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1684,7 +1921,7 @@ func (x *Terminate) String() string {
 func (*Terminate) ProtoMessage() {}
 
 func (x *Terminate) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[16]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1697,7 +1934,7 @@ func (x *Terminate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terminate.ProtoReflect.Descriptor instead.
 func (*Terminate) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{16}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Terminate) GetGraceMs() uint32 {
@@ -1729,7 +1966,7 @@ type Input struct {
 
 func (x *Input) Reset() {
 	*x = Input{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[17]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1741,7 +1978,7 @@ func (x *Input) String() string {
 func (*Input) ProtoMessage() {}
 
 func (x *Input) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[17]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1754,7 +1991,7 @@ func (x *Input) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Input.ProtoReflect.Descriptor instead.
 func (*Input) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{17}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Input) GetOffset() uint64 {
@@ -1787,7 +2024,7 @@ type Dismiss struct {
 
 func (x *Dismiss) Reset() {
 	*x = Dismiss{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[18]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1799,7 +2036,7 @@ func (x *Dismiss) String() string {
 func (*Dismiss) ProtoMessage() {}
 
 func (x *Dismiss) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[18]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1812,21 +2049,23 @@ func (x *Dismiss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dismiss.ProtoReflect.Descriptor instead.
 func (*Dismiss) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{18}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{20}
 }
 
 // Limit replaces the time limit.
 type Limit struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Time limit from the start in milliseconds; 0 means none.
-	TimeLimitMs   uint64 `protobuf:"varint,1,opt,name=time_limit_ms,json=timeLimitMs,proto3" json:"time_limit_ms,omitempty"`
+	TimeLimitMs uint64 `protobuf:"varint,1,opt,name=time_limit_ms,json=timeLimitMs,proto3" json:"time_limit_ms,omitempty"`
+	// All warnings, instead of those before.
+	Warnings      []*Warning `protobuf:"bytes,2,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[19]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1838,7 +2077,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[19]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1851,7 +2090,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{19}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Limit) GetTimeLimitMs() uint64 {
@@ -1859,6 +2098,59 @@ func (x *Limit) GetTimeLimitMs() uint64 {
 		return x.TimeLimitMs
 	}
 	return 0
+}
+
+func (x *Limit) GetWarnings() []*Warning {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
+// Resize changes the size of the tasks' terminals; without one it does nothing.
+type Resize struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The new size.
+	Size          *Terminal `protobuf:"bytes,1,opt,name=size,proto3" json:"size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Resize) Reset() {
+	*x = Resize{}
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Resize) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Resize) ProtoMessage() {}
+
+func (x *Resize) ProtoReflect() protoreflect.Message {
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Resize.ProtoReflect.Descriptor instead.
+func (*Resize) Descriptor() ([]byte, []int) {
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *Resize) GetSize() *Terminal {
+	if x != nil {
+		return x.Size
+	}
+	return nil
 }
 
 // Event is what the supervisor sends.
@@ -1876,7 +2168,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[20]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1888,7 +2180,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[20]
+	mi := &file_muster_supervisor_v1_supervisor_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1901,7 +2193,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{20}
+	return file_muster_supervisor_v1_supervisor_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Event) GetId() uint64 {
@@ -1929,7 +2221,7 @@ var File_muster_supervisor_v1_supervisor_proto protoreflect.FileDescriptor
 
 const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\n" +
-	"%muster/supervisor/v1/supervisor.proto\x12\x14muster.supervisor.v1\x1a\x17muster/api/v1/job.proto\"\xad\x06\n" +
+	"%muster/supervisor/v1/supervisor.proto\x12\x14muster.supervisor.v1\x1a\x17muster/api/v1/job.proto\"\xe5\a\n" +
 	"\bStepPlan\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
 	"\x05label\x18\x02 \x01(\tR\x05label\x124\n" +
@@ -1955,8 +2247,20 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\x0fresource_limits\x18\x13 \x03(\v2#.muster.supervisor.v1.ResourceLimitR\x0eresourceLimits\x12\x17\n" +
 	"\x04nice\x18\x14 \x01(\x11H\x00R\x04nice\x88\x01\x01\x12\x12\n" +
 	"\x04node\x18\x15 \x01(\tR\x04node\x12M\n" +
-	"\x0fprocess_manager\x18\x16 \x01(\v2$.muster.supervisor.v1.ProcessManagerR\x0eprocessManagerB\a\n" +
-	"\x05_nice\"\x98\x02\n" +
+	"\x0fprocess_manager\x18\x16 \x01(\v2$.muster.supervisor.v1.ProcessManagerR\x0eprocessManager\x129\n" +
+	"\bwarnings\x18\x17 \x03(\v2\x1d.muster.supervisor.v1.WarningR\bwarnings\x12!\n" +
+	"\ftask_prologs\x18\x18 \x03(\tR\vtaskPrologs\x12!\n" +
+	"\ftask_epilogs\x18\x19 \x03(\tR\vtaskEpilogs\x125\n" +
+	"\x17task_program_timeout_ms\x18\x1a \x01(\rR\x14taskProgramTimeoutMsB\a\n" +
+	"\x05_nice\"h\n" +
+	"\aWarning\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\rR\x06number\x12\x16\n" +
+	"\x06signal\x18\x02 \x01(\rR\x06signal\x12\x19\n" +
+	"\bafter_ms\x18\x03 \x01(\x04R\aafterMs\x12\x12\n" +
+	"\x04tree\x18\x04 \x01(\bR\x04tree\"8\n" +
+	"\bTerminal\x12\x12\n" +
+	"\x04rows\x18\x01 \x01(\rR\x04rows\x12\x18\n" +
+	"\acolumns\x18\x02 \x01(\rR\acolumns\"\x98\x02\n" +
 	"\rControlGroups\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x127\n" +
 	"\x05roots\x18\x02 \x03(\v2!.muster.supervisor.v1.ControlRootR\x05roots\x12\x15\n" +
@@ -1990,7 +2294,7 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\amapping\x18\x05 \x01(\tR\amapping\x12\x10\n" +
 	"\x03key\x18\x06 \x01(\fR\x03key\x12\x16\n" +
 	"\x06listen\x18\a \x01(\tR\x06listen\x12\x14\n" +
-	"\x05nodes\x18\b \x01(\rR\x05nodes\"\xd8\x01\n" +
+	"\x05nodes\x18\b \x01(\rR\x05nodes\"\xaa\x02\n" +
 	"\bTaskPlan\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04args\x18\x02 \x03(\tR\x04args\x12\x10\n" +
@@ -2002,26 +2306,30 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\vstderr_path\x18\x06 \x01(\tR\n" +
 	"stderrPath\x12\x16\n" +
 	"\x06append\x18\a \x01(\bR\x06append\x12\x19\n" +
-	"\bcpu_mask\x18\b \x03(\x04R\acpuMask\"\xab\x01\n" +
+	"\bcpu_mask\x18\b \x03(\x04R\acpuMask\x12:\n" +
+	"\bterminal\x18\t \x01(\v2\x1e.muster.supervisor.v1.TerminalR\bterminal\x12\x14\n" +
+	"\x05lines\x18\n" +
+	" \x03(\tR\x05lines\"\xab\x01\n" +
 	"\tTaskState\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x14\n" +
 	"\x05ended\x18\x03 \x01(\bR\x05ended\x12+\n" +
 	"\x04exit\x18\x04 \x01(\v2\x17.muster.api.v1.TaskExitR\x04exit\x125\n" +
-	"\x05usage\x18\x05 \x01(\v2\x1f.muster.supervisor.v1.TaskUsageR\x05usage\"\x83\x01\n" +
+	"\x05usage\x18\x05 \x01(\v2\x1f.muster.supervisor.v1.TaskUsageR\x05usage\"\xa7\x01\n" +
 	"\tTaskUsage\x12\x17\n" +
 	"\auser_ns\x18\x01 \x01(\x04R\x06userNs\x12\x1b\n" +
 	"\tsystem_ns\x18\x02 \x01(\x04R\bsystemNs\x12\x1d\n" +
 	"\n" +
 	"peak_bytes\x18\x03 \x01(\x04R\tpeakBytes\x12!\n" +
-	"\fmemory_kills\x18\x04 \x01(\x04R\vmemoryKills\"\x86\x01\n" +
+	"\fmemory_kills\x18\x04 \x01(\x04R\vmemoryKills\x12\"\n" +
+	"\rmax_rss_bytes\x18\x05 \x01(\x04R\vmaxRssBytes\"\x86\x01\n" +
 	"\fStuckProcess\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\rR\x03pid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x03 \x01(\tR\x05state\x12\x19\n" +
 	"\bwaits_in\x18\x04 \x01(\tR\awaitsIn\x12\x1f\n" +
 	"\vstart_ticks\x18\x05 \x01(\x04R\n" +
-	"startTicks\"\x84\x04\n" +
+	"startTicks\"\xe0\x04\n" +
 	"\tStepState\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x121\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x1b.muster.supervisor.v1.PhaseR\x05phase\x125\n" +
@@ -2039,7 +2347,10 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\finput_offset\x18\v \x01(\x04R\vinputOffset\x128\n" +
 	"\x05stuck\x18\f \x03(\v2\".muster.supervisor.v1.StuckProcessR\x05stuck\x12 \n" +
 	"\vlimitations\x18\r \x03(\tR\vlimitations\x12\x19\n" +
-	"\bpmi_port\x18\x0e \x01(\rR\apmiPort\"\xe1\x03\n" +
+	"\bpmi_port\x18\x0e \x01(\rR\apmiPort\x12\"\n" +
+	"\rstart_unix_ns\x18\x0f \x01(\x03R\vstartUnixNs\x12\x1e\n" +
+	"\vend_boot_ns\x18\x10 \x01(\x03R\tendBootNs\x12\x16\n" +
+	"\x06warned\x18\x11 \x03(\rR\x06warned\"\x99\x04\n" +
 	"\aRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x123\n" +
 	"\x05watch\x18\x02 \x01(\v2\x1b.muster.supervisor.v1.WatchH\x00R\x05watch\x123\n" +
@@ -2049,7 +2360,9 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\tterminate\x18\x06 \x01(\v2\x1f.muster.supervisor.v1.TerminateH\x00R\tterminate\x123\n" +
 	"\x05input\x18\a \x01(\v2\x1b.muster.supervisor.v1.InputH\x00R\x05input\x129\n" +
 	"\adismiss\x18\b \x01(\v2\x1d.muster.supervisor.v1.DismissH\x00R\adismiss\x123\n" +
-	"\x05limit\x18\t \x01(\v2\x1b.muster.supervisor.v1.LimitH\x00R\x05limitB\x06\n" +
+	"\x05limit\x18\t \x01(\v2\x1b.muster.supervisor.v1.LimitH\x00R\x05limit\x126\n" +
+	"\x06resize\x18\n" +
+	" \x01(\v2\x1c.muster.supervisor.v1.ResizeH\x00R\x06resizeB\x06\n" +
 	"\x04verb\"\a\n" +
 	"\x05Watch\"4\n" +
 	"\x05Start\x12\x10\n" +
@@ -2068,9 +2381,12 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x10\n" +
 	"\x03end\x18\x03 \x01(\bR\x03end\"\t\n" +
-	"\aDismiss\"+\n" +
+	"\aDismiss\"f\n" +
 	"\x05Limit\x12\"\n" +
-	"\rtime_limit_ms\x18\x01 \x01(\x04R\vtimeLimitMs\"d\n" +
+	"\rtime_limit_ms\x18\x01 \x01(\x04R\vtimeLimitMs\x129\n" +
+	"\bwarnings\x18\x02 \x03(\v2\x1d.muster.supervisor.v1.WarningR\bwarnings\"<\n" +
+	"\x06Resize\x122\n" +
+	"\x04size\x18\x01 \x01(\v2\x1e.muster.supervisor.v1.TerminalR\x04size\"d\n" +
 	"\x05Event\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x125\n" +
 	"\x05state\x18\x02 \x01(\v2\x1f.muster.supervisor.v1.StepStateR\x05state\x12\x14\n" +
@@ -2096,59 +2412,67 @@ func file_muster_supervisor_v1_supervisor_proto_rawDescGZIP() []byte {
 }
 
 var file_muster_supervisor_v1_supervisor_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_muster_supervisor_v1_supervisor_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_muster_supervisor_v1_supervisor_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_muster_supervisor_v1_supervisor_proto_goTypes = []any{
 	(Phase)(0),             // 0: muster.supervisor.v1.Phase
 	(*StepPlan)(nil),       // 1: muster.supervisor.v1.StepPlan
-	(*ControlGroups)(nil),  // 2: muster.supervisor.v1.ControlGroups
-	(*ControlRoot)(nil),    // 3: muster.supervisor.v1.ControlRoot
-	(*GroupLimits)(nil),    // 4: muster.supervisor.v1.GroupLimits
-	(*ResourceLimit)(nil),  // 5: muster.supervisor.v1.ResourceLimit
-	(*ProcessManager)(nil), // 6: muster.supervisor.v1.ProcessManager
-	(*TaskPlan)(nil),       // 7: muster.supervisor.v1.TaskPlan
-	(*TaskState)(nil),      // 8: muster.supervisor.v1.TaskState
-	(*TaskUsage)(nil),      // 9: muster.supervisor.v1.TaskUsage
-	(*StuckProcess)(nil),   // 10: muster.supervisor.v1.StuckProcess
-	(*StepState)(nil),      // 11: muster.supervisor.v1.StepState
-	(*Request)(nil),        // 12: muster.supervisor.v1.Request
-	(*Watch)(nil),          // 13: muster.supervisor.v1.Watch
-	(*Start)(nil),          // 14: muster.supervisor.v1.Start
-	(*Extend)(nil),         // 15: muster.supervisor.v1.Extend
-	(*Signal)(nil),         // 16: muster.supervisor.v1.Signal
-	(*Terminate)(nil),      // 17: muster.supervisor.v1.Terminate
-	(*Input)(nil),          // 18: muster.supervisor.v1.Input
-	(*Dismiss)(nil),        // 19: muster.supervisor.v1.Dismiss
-	(*Limit)(nil),          // 20: muster.supervisor.v1.Limit
-	(*Event)(nil),          // 21: muster.supervisor.v1.Event
-	(*v1.TaskExit)(nil),    // 22: muster.api.v1.TaskExit
+	(*Warning)(nil),        // 2: muster.supervisor.v1.Warning
+	(*Terminal)(nil),       // 3: muster.supervisor.v1.Terminal
+	(*ControlGroups)(nil),  // 4: muster.supervisor.v1.ControlGroups
+	(*ControlRoot)(nil),    // 5: muster.supervisor.v1.ControlRoot
+	(*GroupLimits)(nil),    // 6: muster.supervisor.v1.GroupLimits
+	(*ResourceLimit)(nil),  // 7: muster.supervisor.v1.ResourceLimit
+	(*ProcessManager)(nil), // 8: muster.supervisor.v1.ProcessManager
+	(*TaskPlan)(nil),       // 9: muster.supervisor.v1.TaskPlan
+	(*TaskState)(nil),      // 10: muster.supervisor.v1.TaskState
+	(*TaskUsage)(nil),      // 11: muster.supervisor.v1.TaskUsage
+	(*StuckProcess)(nil),   // 12: muster.supervisor.v1.StuckProcess
+	(*StepState)(nil),      // 13: muster.supervisor.v1.StepState
+	(*Request)(nil),        // 14: muster.supervisor.v1.Request
+	(*Watch)(nil),          // 15: muster.supervisor.v1.Watch
+	(*Start)(nil),          // 16: muster.supervisor.v1.Start
+	(*Extend)(nil),         // 17: muster.supervisor.v1.Extend
+	(*Signal)(nil),         // 18: muster.supervisor.v1.Signal
+	(*Terminate)(nil),      // 19: muster.supervisor.v1.Terminate
+	(*Input)(nil),          // 20: muster.supervisor.v1.Input
+	(*Dismiss)(nil),        // 21: muster.supervisor.v1.Dismiss
+	(*Limit)(nil),          // 22: muster.supervisor.v1.Limit
+	(*Resize)(nil),         // 23: muster.supervisor.v1.Resize
+	(*Event)(nil),          // 24: muster.supervisor.v1.Event
+	(*v1.TaskExit)(nil),    // 25: muster.api.v1.TaskExit
 }
 var file_muster_supervisor_v1_supervisor_proto_depIdxs = []int32{
-	7,  // 0: muster.supervisor.v1.StepPlan.tasks:type_name -> muster.supervisor.v1.TaskPlan
-	2,  // 1: muster.supervisor.v1.StepPlan.control_groups:type_name -> muster.supervisor.v1.ControlGroups
-	5,  // 2: muster.supervisor.v1.StepPlan.resource_limits:type_name -> muster.supervisor.v1.ResourceLimit
-	6,  // 3: muster.supervisor.v1.StepPlan.process_manager:type_name -> muster.supervisor.v1.ProcessManager
-	3,  // 4: muster.supervisor.v1.ControlGroups.roots:type_name -> muster.supervisor.v1.ControlRoot
-	4,  // 5: muster.supervisor.v1.ControlGroups.job:type_name -> muster.supervisor.v1.GroupLimits
-	4,  // 6: muster.supervisor.v1.ControlGroups.step:type_name -> muster.supervisor.v1.GroupLimits
-	22, // 7: muster.supervisor.v1.TaskState.exit:type_name -> muster.api.v1.TaskExit
-	9,  // 8: muster.supervisor.v1.TaskState.usage:type_name -> muster.supervisor.v1.TaskUsage
-	0,  // 9: muster.supervisor.v1.StepState.phase:type_name -> muster.supervisor.v1.Phase
-	8,  // 10: muster.supervisor.v1.StepState.tasks:type_name -> muster.supervisor.v1.TaskState
-	10, // 11: muster.supervisor.v1.StepState.stuck:type_name -> muster.supervisor.v1.StuckProcess
-	13, // 12: muster.supervisor.v1.Request.watch:type_name -> muster.supervisor.v1.Watch
-	14, // 13: muster.supervisor.v1.Request.start:type_name -> muster.supervisor.v1.Start
-	15, // 14: muster.supervisor.v1.Request.extend:type_name -> muster.supervisor.v1.Extend
-	16, // 15: muster.supervisor.v1.Request.signal:type_name -> muster.supervisor.v1.Signal
-	17, // 16: muster.supervisor.v1.Request.terminate:type_name -> muster.supervisor.v1.Terminate
-	18, // 17: muster.supervisor.v1.Request.input:type_name -> muster.supervisor.v1.Input
-	19, // 18: muster.supervisor.v1.Request.dismiss:type_name -> muster.supervisor.v1.Dismiss
-	20, // 19: muster.supervisor.v1.Request.limit:type_name -> muster.supervisor.v1.Limit
-	11, // 20: muster.supervisor.v1.Event.state:type_name -> muster.supervisor.v1.StepState
-	21, // [21:21] is the sub-list for method output_type
-	21, // [21:21] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	9,  // 0: muster.supervisor.v1.StepPlan.tasks:type_name -> muster.supervisor.v1.TaskPlan
+	4,  // 1: muster.supervisor.v1.StepPlan.control_groups:type_name -> muster.supervisor.v1.ControlGroups
+	7,  // 2: muster.supervisor.v1.StepPlan.resource_limits:type_name -> muster.supervisor.v1.ResourceLimit
+	8,  // 3: muster.supervisor.v1.StepPlan.process_manager:type_name -> muster.supervisor.v1.ProcessManager
+	2,  // 4: muster.supervisor.v1.StepPlan.warnings:type_name -> muster.supervisor.v1.Warning
+	5,  // 5: muster.supervisor.v1.ControlGroups.roots:type_name -> muster.supervisor.v1.ControlRoot
+	6,  // 6: muster.supervisor.v1.ControlGroups.job:type_name -> muster.supervisor.v1.GroupLimits
+	6,  // 7: muster.supervisor.v1.ControlGroups.step:type_name -> muster.supervisor.v1.GroupLimits
+	3,  // 8: muster.supervisor.v1.TaskPlan.terminal:type_name -> muster.supervisor.v1.Terminal
+	25, // 9: muster.supervisor.v1.TaskState.exit:type_name -> muster.api.v1.TaskExit
+	11, // 10: muster.supervisor.v1.TaskState.usage:type_name -> muster.supervisor.v1.TaskUsage
+	0,  // 11: muster.supervisor.v1.StepState.phase:type_name -> muster.supervisor.v1.Phase
+	10, // 12: muster.supervisor.v1.StepState.tasks:type_name -> muster.supervisor.v1.TaskState
+	12, // 13: muster.supervisor.v1.StepState.stuck:type_name -> muster.supervisor.v1.StuckProcess
+	15, // 14: muster.supervisor.v1.Request.watch:type_name -> muster.supervisor.v1.Watch
+	16, // 15: muster.supervisor.v1.Request.start:type_name -> muster.supervisor.v1.Start
+	17, // 16: muster.supervisor.v1.Request.extend:type_name -> muster.supervisor.v1.Extend
+	18, // 17: muster.supervisor.v1.Request.signal:type_name -> muster.supervisor.v1.Signal
+	19, // 18: muster.supervisor.v1.Request.terminate:type_name -> muster.supervisor.v1.Terminate
+	20, // 19: muster.supervisor.v1.Request.input:type_name -> muster.supervisor.v1.Input
+	21, // 20: muster.supervisor.v1.Request.dismiss:type_name -> muster.supervisor.v1.Dismiss
+	22, // 21: muster.supervisor.v1.Request.limit:type_name -> muster.supervisor.v1.Limit
+	23, // 22: muster.supervisor.v1.Request.resize:type_name -> muster.supervisor.v1.Resize
+	2,  // 23: muster.supervisor.v1.Limit.warnings:type_name -> muster.supervisor.v1.Warning
+	3,  // 24: muster.supervisor.v1.Resize.size:type_name -> muster.supervisor.v1.Terminal
+	13, // 25: muster.supervisor.v1.Event.state:type_name -> muster.supervisor.v1.StepState
+	26, // [26:26] is the sub-list for method output_type
+	26, // [26:26] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_muster_supervisor_v1_supervisor_proto_init() }
@@ -2157,7 +2481,7 @@ func file_muster_supervisor_v1_supervisor_proto_init() {
 		return
 	}
 	file_muster_supervisor_v1_supervisor_proto_msgTypes[0].OneofWrappers = []any{}
-	file_muster_supervisor_v1_supervisor_proto_msgTypes[11].OneofWrappers = []any{
+	file_muster_supervisor_v1_supervisor_proto_msgTypes[13].OneofWrappers = []any{
 		(*Request_Watch)(nil),
 		(*Request_Start)(nil),
 		(*Request_Extend)(nil),
@@ -2166,6 +2490,7 @@ func file_muster_supervisor_v1_supervisor_proto_init() {
 		(*Request_Input)(nil),
 		(*Request_Dismiss)(nil),
 		(*Request_Limit)(nil),
+		(*Request_Resize)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2173,7 +2498,7 @@ func file_muster_supervisor_v1_supervisor_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_muster_supervisor_v1_supervisor_proto_rawDesc), len(file_muster_supervisor_v1_supervisor_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   21,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
