@@ -415,7 +415,7 @@ func (a *Agent) carryOut(ctx context.Context, action Action) {
 	case ActionStart:
 		s := at.steps[action.Step]
 		s.phase = PhaseStarting
-		s.startEnv = lateVariables(action)
+		s.startEnv, s.manager = lateVariables(action), managerAddress(action.StepOrder)
 		a.poke(s.kick)
 	case ActionEnd:
 		s := at.steps[action.Step]

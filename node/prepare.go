@@ -167,6 +167,9 @@ func (a *Agent) prepare(ctx context.Context, s *step) (*run.Handle, error) {
 	if err := a.confine(s, src, plan); err != nil {
 		return nil, err
 	}
+	if err := a.manage(plan, src, order, environ.Split(environment)); err != nil {
+		return nil, err
+	}
 	handle, err := a.supervisors.Launch(ctx, s.dir, plan)
 	if err != nil {
 		return nil, err

@@ -47,6 +47,7 @@ type step struct {
 
 	// What is to be told the supervisor.
 	startEnv []string
+	manager  string // of the process managers of the step's nodes
 	end      *ending
 	signals  []*apiv1.SignalOrder
 	deadline time.Duration
@@ -59,7 +60,9 @@ type step struct {
 	// startNS is when its tasks were executed, on the boot-time clock; 0 before.
 	startNS   int64
 	signalled uint32
-	limitS    uint32
+	// pmiPort is where its supervisor serves those of the step's other nodes; 0 if it does not.
+	pmiPort uint32
+	limitS  uint32
 
 	// said is the last sentence of its supervisor, told when it was in the log, by the boot-time clock; stopped: the log
 	// says that the deadline ended it.
@@ -184,7 +187,7 @@ func (a *Agent) observe(s *step, state *supervisorv1.StepState) (final bool) {
 	defer a.mu.Unlock()
 	was := s.phase
 	a.tell(s, state)
-	s.startNS = state.GetStartBootNs()
+	s.startNS, s.pmiPort = state.GetStartBootNs(), state.GetPmiPort()
 	s.signalled = max(s.signalled, state.GetSignalsDelivered())
 	switch state.GetPhase() {
 	case supervisorv1.Phase_PHASE_PREPARED:
@@ -265,7 +268,7 @@ func (a *Agent) command(ctx context.Context, s *step, handle *run.Handle) {
 	if start || ending {
 		s.closePort()
 	}
-	env := s.startEnv
+	env, manager := s.startEnv, s.manager
 	signals := s.signals
 	s.signals = nil
 	limit, newLimit := a.remaining(s), s.newLimit && s.startNS != 0
@@ -293,7 +296,7 @@ func (a *Agent) command(ctx context.Context, s *step, handle *run.Handle) {
 	if start {
 		a.fault("start")
 		a.reach(s, stageStart)
-		_, err := handle.Start(ctx, env)
+		_, err := handle.StartMPI(ctx, env, manager)
 		if !a.told(s, "start", err) {
 			a.notStarted(s)
 		}

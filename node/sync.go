@@ -462,7 +462,7 @@ func (a *Agent) actual() []*nodev1.ActualAttempt {
 			JobId: key.job, Fence: at.record.GetFence(), State: at.state(orders[key]), Address: a.cfg.Spec.GetTaskAddress(),
 		}
 		for _, s := range at.steps {
-			actual.Steps = append(actual.Steps, &nodev1.ActualStep{StepId: s.id, State: s.state(), Port: s.record.GetPort()})
+			actual.Steps = append(actual.Steps, &nodev1.ActualStep{StepId: s.id, State: s.state(), Port: s.record.GetPort(), PmiPort: s.pmiPort})
 		}
 		slices.SortFunc(actual.Steps, func(x, y *nodev1.ActualStep) int { return cmp.Compare(x.StepId, y.StepId) })
 		all = append(all, actual)

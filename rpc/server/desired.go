@@ -151,7 +151,7 @@ func orderStep(view desiredView, step *apiv1.Step, number uint32) *nodev1.Desire
 		Ranks:        shape.Ranks(step, number),
 		TasksPerNode: tasks,
 	}
-	d.MasterAddress, d.MasterPort = master(view, step)
+	d.MasterAddress, d.MasterPort, d.PmiPort = master(view, step)
 	return d
 }
 
@@ -210,21 +210,21 @@ func slim(step *apiv1.Step, number uint32, awaited bool) *apiv1.Step {
 }
 
 // master returns where the tasks meet: what the node of rank 0 reported when it was prepared, or its address as it
-// joined. The port is known only then.
-func master(view desiredView, step *apiv1.Step) (string, uint32) {
+// joined. The ports, of the rendezvous and of the process manager, are known only then.
+func master(view desiredView, step *apiv1.Step) (address string, port, pmiPort uint32) {
 	if len(step.Placement.GetGroups()) == 0 || len(step.Placement.Groups[0].Nodes) == 0 {
-		return "", 0
+		return "", 0, 0
 	}
 	first := step.Placement.Groups[0].Nodes[0]
 	for _, prepared := range step.Prepared {
 		if prepared.Node == first && prepared.Address != "" {
-			return prepared.Address, prepared.Port
+			return prepared.Address, prepared.Port, prepared.PmiPort
 		}
 	}
 	if node := view.Node(first); node != nil {
-		return node.Spec.GetTaskAddress(), 0
+		return node.Spec.GetTaskAddress(), 0, 0
 	}
-	return "", 0
+	return "", 0, 0
 }
 
 // spot is a node's place in a placement.

@@ -277,7 +277,7 @@ func (g *gate) prepared(key workKey, w *waiting, node uint32) *apiv1.PreparedNod
 			return nil
 		}
 		found = true
-		out.Port = max(out.Port, s.Port)
+		out.Port, out.PmiPort = max(out.Port, s.Port), max(out.PmiPort, s.PmiPort)
 	}
 	if !found {
 		return nil

@@ -55,6 +55,9 @@ func Run(ctx context.Context, s *session.Session) int {
 	case line.Has("version"):
 		s.Version()
 		return 0
+	case listsMPI(line):
+		fmt.Fprint(s.Stdout, mpiKinds)
+		return 0
 	}
 	trace := launch.NewTrace(s.Get(launch.TraceVariable), s.Now())
 	defer func() { trace.Mark("exit"); trace.Print(s.Stderr, s.Program) }()
@@ -150,6 +153,9 @@ func prepare(s *session.Session, table *option.Table, line *option.Set, words []
 	set := map[string]string{}
 	if r.job == 0 {
 		set["SLURM_SUBMIT_DIR"], set["SLURM_SUBMIT_HOST"] = s.Dir, s.Host
+	}
+	if err := r.readMPI(set); err != nil {
+		return nil, err
 	}
 	r.env, err = submit.Environment(s.Environ, r.options.Text("export"), set)
 	return r, err

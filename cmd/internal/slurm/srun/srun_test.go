@@ -88,7 +88,7 @@ func TestTheShapeOfStepsWithinAJob(t *testing.T) {
 		{env: "", words: "--pty bash", refuse: "--pty is not supported yet"},
 		{env: "", words: "--het-group=0 x", refuse: "--het-group is not supported yet"},
 		{env: "", words: "--multi-prog f", refuse: "--multi-prog is not supported yet"},
-		{env: "", words: "--mpi=pmix x", refuse: "--mpi=pmix is not supported yet"},
+		{env: "", words: "--mpi=pmix x", refuse: "Invalid MPI type 'pmix', --mpi=list for acceptable types"},
 	} {
 		t.Run(test.env+" "+test.words, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -325,5 +325,39 @@ func TestWordsThatCannotBeParsed(t *testing.T) {
 	}
 	if got := try(t, c, nil, "-N2"); got.Code != 1 || got.Stderr != "srun: fatal: No command given to execute.\n" {
 		t.Errorf("%+v", got)
+	}
+}
+
+func TestMPITasksGetAProcessManagerAndANewSecretEachTime(t *testing.T) {
+	secrets := map[string]bool{}
+	for _, how := range []string{"--mpi=pmi2 x", "SLURM_MPI_TYPE=pmi2 x", "--mpi=pmi2 x", "--mpi=none x", "x"} {
+		synctest.Test(t, func(t *testing.T) {
+			c := twoAgents(t, &slurmtest.Agent{Exits: slurmtest.Ends(0, 1, 0, 0)}, &slurmtest.Agent{Exits: slurmtest.Ends(1, 1, 0, 0)})
+			words, environ := strings.Fields(how), inside
+			if strings.HasPrefix(how, "SLURM_") {
+				words, environ = words[1:], append([]string{words[0]}, inside...)
+			}
+			if got := try(t, c, environ, words...); got.Code != 0 {
+				t.Fatalf("%s: %+v", how, got)
+			}
+			kind, wants := c.Created[0].GetSpec().GetTaskOptions().GetMpi(), strings.Contains(how, "pmi2")
+			if (kind == "pmi2") != wants {
+				t.Errorf("%s asks for %q", how, kind)
+			}
+			secret := ""
+			for _, v := range strings.Split(string(c.Created[0].GetEnvironment()), "\x00") {
+				if value, ok := strings.CutPrefix(v, secretVariable+"="); ok {
+					secret = value
+				}
+			}
+			if (len(secret) >= 16) != wants || secrets[secret] && wants {
+				t.Errorf("%s has the secret %q", how, secret)
+			}
+			secrets[secret] = true
+		})
+	}
+	got := try(t, slurmtest.Recorded(t), nil, "--mpi=list")
+	if got.Code != 0 || got.Stdout != mpiKinds {
+		t.Errorf("--mpi=list: %+v", got)
 	}
 }

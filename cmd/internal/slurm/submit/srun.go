@@ -38,7 +38,7 @@ func Srun() *option.Table {
 		{Long: "jobid", Arity: required, Meta: "ID", Help: "run within this job"},
 		{Long: "kill-on-bad-exit", Short: 'K', Arity: optional, Meta: "0|1", Value: "1", Help: "end the step when a task ends with an error", Env: "SLURM_KILL_BAD_EXIT"},
 		{Long: "label", Short: 'l', Arity: none, Help: "put the rank in front of every line", Env: "SLURM_LABELIO"},
-		{Long: "mpi", Arity: required, Only: []string{"none"}, Refused: "only --mpi=none; MPI's own launchers work with it", Env: "SLURM_MPI_TYPE"},
+		{Long: "mpi", Arity: required, Meta: "none|pmi2|list", Help: "process management interface of MPI tasks", Env: "SLURM_MPI_TYPE"},
 		{Long: "msg-timeout", Arity: required, Refused: "srun waits for nodes by itself"},
 		{Long: "multi-prog", Arity: none, Refused: "one program for all ranks", Env: "SLURM_MULTI_PROG"},
 		{Long: "no-allocate", Short: 'Z', Arity: none, Refused: "work runs only within an allocation"},
