@@ -53,18 +53,18 @@ func (o OOM) Verdict(rank uint32, node string) string {
 	switch {
 	case o.LimitBytes == 0:
 		return who + fmt.Sprintf("%s had none left, and its step, which had used %s MiB there, had no limit; ask for as much as it needs with --mem",
-			node, thousands(o.PeakBytes>>20))
+			node, mib(o.PeakBytes))
 	case o.PeakBytes == 0:
-		return who + fmt.Sprintf("its step used all of its %s MiB on %s; ask for more with --mem", thousands(o.LimitBytes>>20), node)
+		return who + fmt.Sprintf("its step used all of its %s MiB on %s; ask for more with --mem", mib(o.LimitBytes), node)
 	default:
 		return who + fmt.Sprintf("its step used %s of %s MiB on %s; ask for more with --mem",
-			thousands(min(o.PeakBytes, o.LimitBytes)>>20), thousands(o.LimitBytes>>20), node)
+			mib(min(o.PeakBytes, o.LimitBytes)), mib(o.LimitBytes), node)
 	}
 }
 
-// thousands writes a number with commas.
-func thousands(n uint64) string {
-	s := fmt.Sprint(n)
+// mib writes bytes as MiB, rounded up, with commas: a process is killed when the next page does not fit any more.
+func mib(bytes uint64) string {
+	s := fmt.Sprint((bytes + 1<<20 - 1) >> 20)
 	for i := len(s) - 3; i > 0; i -= 3 {
 		s = s[:i] + "," + s[i:]
 	}
