@@ -11,6 +11,7 @@ import (
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	supervisorv1 "github.com/muster-hpc/muster/proto/muster/supervisor/v1"
 
+	"github.com/muster-hpc/muster/node/run"
 	"github.com/muster-hpc/muster/node/run/cgroup"
 )
 
@@ -120,7 +121,10 @@ func (a *Agent) reapGroups(ctx context.Context, at *attempt) bool {
 		if a.placedAgain(at) {
 			return true
 		}
-		err := a.destroy(ctx, job, attempt)
+		err := a.haunted(at)
+		if err == nil {
+			err = a.destroy(ctx, job, attempt)
+		}
 		if ctx.Err() != nil {
 			return false
 		}
@@ -144,6 +148,19 @@ func (a *Agent) placedAgain(at *attempt) bool {
 		}
 	}
 	return false
+}
+
+// haunted is an error that names processes of the attempt that nothing can end: its devices stay its own as long as they
+// live.
+func (a *Agent) haunted(at *attempt) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range at.steps {
+		if left := run.Haunted(s.final); len(left) > 0 {
+			return fmt.Errorf("step %s: %s: a driver or a file system keeps it; end that, or boot the node anew", label(s.key, s.id), cgroup.Describe(left))
+		}
+	}
+	return nil
 }
 
 func (a *Agent) destroy(ctx context.Context, job, attempt uint32) error {

@@ -19,7 +19,8 @@
 // Invariants:
 //   - Tasks of a directory are executed at most once, however often supervisors are launched there.
 //   - A state with phase ENDED or FAILED that was received, or is returned by ReadResult, is final and on disk.
-//   - When Conclude returns without error no process of the step is left.
+//   - When Conclude returns without error no process of the step is left. A result that a supervisor wrote may name some
+//     that nothing can end (StepState.stuck, Haunted): what they hold is not free.
 //
 // The agent's life with a step:
 //
@@ -31,5 +32,5 @@
 // Conclude (ErrAlive) are then to be tried again.
 //
 // Callers: package node. The package never decides that a step should end, never removes a step's directory, and never
-// kills anything but processes that carry the step's cookie.
+// kills anything but processes that carry the step's cookie or are in its control group.
 package run

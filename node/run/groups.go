@@ -29,3 +29,16 @@ func destroyGroups(ctx context.Context, plan *supervisorv1.StepPlan) error {
 	}
 	return nil
 }
+
+// Haunted returns those of a step's stuck processes that still exist: what the step held, its devices above all, is not free
+// before there are none.
+func Haunted(state *supervisorv1.StepState) []cgroup.Process {
+	var left []cgroup.Process
+	for _, stuck := range state.GetStuck() {
+		p, ok := cgroup.Look(int(stuck.GetPid()))
+		if ok && p.Start == stuck.GetStartTicks() && p.State != "Z" && p.State != "X" {
+			left = append(left, p)
+		}
+	}
+	return left
+}

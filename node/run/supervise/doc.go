@@ -10,7 +10,8 @@
 // Invariants:
 //   - No task is executed before "started" is on disk, nor if it was there before.
 //   - All processes of the step are descendants of the supervisor, because it is a child subreaper. So the kernel's
-//     "no children" is the proof that the tree is gone, for daemons too; a step ends on nothing less.
+//     "no children" is the proof that the tree is gone, for daemons too; a step ends on nothing less, except that
+//     processes which sleep in the kernel long after KILL are told by name in its result (StepState.stuck).
 //   - The result is on disk before anybody is told ENDED or FAILED.
 //   - Deadlines are compared with CLOCK_BOOTTIME before anything else whenever the loop wakes, so a supervisor that was
 //     stopped, or a machine that slept, acts on them first.
@@ -22,5 +23,9 @@
 // SIGTERM or SIGHUP as an order to end the step, and never runs as a library inside the agent: it changes the process
 // (working directory, umask, subreaper, signal dispositions).
 //
-// Control groups and namespaces are to be entered in prepare and where tree enumerates and kills.
+// Control groups, the private /tmp and /dev/shm: the preparing thread makes the step's groups with their limits (confine) and
+// the job's mount namespace (separate); standard input and output are opened before, in the node's own view, because they
+// outlive the job; programs and the working directory are looked up in the job's. Tasks of a step with groups,
+// a namespace, limits of resources or a nice value are executed by a stage (package stage), others directly.
+// KILL goes to the tree and to the group. At the end the step's groups are removed; the job's are the agent's.
 package supervise
