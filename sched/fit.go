@@ -18,6 +18,8 @@ type classShape struct {
 	exclude []int
 	// never is why it can't start there as the cluster is now configured; code None if it can.
 	never Reason
+	// extra are the devices that each node must have besides.
+	extra []extra
 }
 
 // pick is a chosen node and the units it takes.
@@ -29,7 +31,7 @@ type pick struct {
 // fit finds nodes on which a job that ends at the given time can start now, without delaying a reservation. It returns nil if there are
 // none. The result is valid until the next call.
 func (p *pass) fit(s *classShape, end Time) []pick {
-	if len(s.include) > 0 || len(s.exclude) > 0 {
+	if len(s.include) > 0 || len(s.exclude) > 0 || len(s.extra) > 0 {
 		return p.search(s, end)
 	}
 	key := needKey{part: s.part, fixed: s.fixed, unit: s.unit, maxUnits: s.maxUnits, typ: s.typ, whole: s.whole, memoryAll: s.memoryAll}
@@ -147,7 +149,37 @@ func (p *pass) roomOf(slot int, s *classShape, blocked bitset) room {
 }
 
 // tightest calls f for each candidate, those with the fewest free GPUs first, so that nodes with many stay whole.
+// Degraded nodes come after all others.
 func (p *pass) tightest(s *classShape, cand bitset, least amount, f func(slot, level int) bool) {
+	worse := false
+	for w, word := range cand {
+		worse = worse || word&p.x.degraded[w] != 0
+	}
+	if !worse {
+		p.tightestIn(s, cand, least, f)
+		return
+	}
+	more := true
+	for _, degraded := range []bool{false, true} {
+		some := newBitset(len(p.x.nodes))
+		for w, word := range cand {
+			if degraded {
+				some[w] = word & p.x.degraded[w]
+			} else {
+				some[w] = word &^ p.x.degraded[w]
+			}
+		}
+		if more {
+			p.tightestIn(s, some, least, func(slot, level int) bool {
+				more = f(slot, level)
+				return more
+			})
+		}
+	}
+}
+
+// tightestIn does so for some of the candidates.
+func (p *pass) tightestIn(s *classShape, cand bitset, least amount, f func(slot, level int) bool) {
 	levels := p.st.levels[s.typ]
 	for k := int(least.gpus); k < len(levels); k++ {
 		more := true
@@ -177,7 +209,7 @@ func (p *pass) fitEqual(s *classShape, blocked bitset, units uint32, low, high i
 	want := max(units, 1)
 	picks := p.v.work.picks[:0]
 	for _, slot := range s.include {
-		if s.capacity(p.roomOf(slot, s, blocked)) < want {
+		if p.capacity(slot, s, blocked) < want {
 			return nil
 		}
 		picks = append(picks, pick{slot, units})
@@ -187,7 +219,7 @@ func (p *pass) fitEqual(s *classShape, blocked bitset, units uint32, low, high i
 		picks = p.fitOne(s, blocked, cand, least, units)
 	} else if len(picks) < high {
 		p.tightest(s, cand, least, func(slot, _ int) bool {
-			if s.capacity(p.roomOf(slot, s, blocked)) >= want {
+			if p.capacity(slot, s, blocked) >= want {
 				picks = append(picks, pick{slot, units})
 			}
 			return len(picks) < high
@@ -204,10 +236,10 @@ func (p *pass) fitEqual(s *classShape, blocked bitset, units uint32, low, high i
 func (p *pass) fitOne(s *classShape, blocked, cand bitset, least amount, units uint32) []pick {
 	best, level, cpus := -1, 0, int32(0)
 	p.tightest(s, cand, least, func(slot, k int) bool {
-		if best >= 0 && k > level {
+		if best >= 0 && (k > level || p.x.degraded.has(slot) && !p.x.degraded.has(best)) {
 			return false
 		}
-		if free := p.st.cpus[slot]; (best < 0 || free < cpus) && s.capacity(p.roomOf(slot, s, blocked)) >= max(units, 1) {
+		if free := p.st.cpus[slot]; (best < 0 || free < cpus) && p.capacity(slot, s, blocked) >= max(units, 1) {
 			best, level, cpus = slot, k, free
 		}
 		return best < 0 || cpus != int32(least.cpus)
@@ -228,7 +260,7 @@ func (p *pass) fitUnits(s *classShape, blocked bitset) []pick {
 	picks := p.v.work.picks[:0]
 	must := len(s.include)
 	for _, slot := range s.include {
-		c := s.capacity(p.roomOf(slot, s, blocked))
+		c := p.capacity(slot, s, blocked)
 		if c == 0 {
 			return nil
 		}
@@ -236,7 +268,7 @@ func (p *pass) fitUnits(s *classShape, blocked bitset) []pick {
 		cand.clear(slot)
 	}
 	p.tightest(s, cand, least, func(slot, _ int) bool {
-		if c := s.capacity(p.roomOf(slot, s, blocked)); c > 0 {
+		if c := p.capacity(slot, s, blocked); c > 0 {
 			picks = append(picks, pick{slot, c})
 		}
 		return true

@@ -15,6 +15,11 @@ type index struct {
 	// types are the GPU types; the first, empty, stands for any.
 	types  []string
 	typeOf map[string]int
+	// pools are the other devices: by name, and by name and type.
+	pools  []pool
+	poolOf map[pool]int
+	// degraded has nodes to which others are preferred.
+	degraded bitset
 	// takes has nodes that take new work.
 	takes bitset
 	// up has nodes that are neither drained nor down, suspect or not.
@@ -27,6 +32,7 @@ type kind struct {
 	cpus   int
 	memory uint64
 	gpus   []int // by type
+	gres   []int // by pool
 }
 
 // partition is a partition with its nodes as slots and their number by kind.
@@ -48,19 +54,22 @@ type state struct {
 	memory       []uint64
 	used         []uint64 // memory owned
 	gpus         [][]int32
+	// gres is what is free of each pool.
+	gres [][]int32
 	// levels[type][k] has slots with at least k free GPUs of the type.
 	levels [][]bitset
 	// cpuLevels[j] has slots with at least 2^j free CPUs.
 	cpuLevels []bitset
 	idle      bitset
-	// gpuMasks and cpuMasks are what is owned.
+	// gpuMasks and cpuMasks are what is owned or not usable; units is what is owned of other devices.
 	cpuMasks, gpuMasks []Mask
+	units              [][]GresShare
 }
 
 // rebuild makes the index from scratch.
 func (v *View) rebuild() {
 	old := v.idx
-	x := &index{typeOf: map[string]int{"": 0}, types: []string{""}}
+	x := &index{typeOf: map[string]int{"": 0}, types: []string{""}, poolOf: map[pool]int{}}
 	if old != nil {
 		x.generation = old.generation + 1
 	}
@@ -78,12 +87,15 @@ func (v *View) rebuild() {
 			}
 		}
 		maxGPUs, maxCPUs = max(maxGPUs, len(n.GPUs)), max(maxCPUs, int(n.CPUs))
+		x.addPools(n)
 	}
+	x.takes, x.up, x.degraded = newBitset(len(x.nodes)), newBitset(len(x.nodes)), newBitset(len(x.nodes))
 	for _, n := range x.nodes {
-		n.kind = x.kindOf(n)
+		n.units = x.unitsOf(n)
+		n.kind, n.usable = x.kindOf(n, nil, nil), x.kindOf(n, n.UnusableCPUs, n.UnusableGPUs)
+		x.degraded.put(n.slot, n.Degraded || n.DegradedGPUs.Count() > 0)
 	}
-	x.takes, x.up = newBitset(len(x.nodes)), newBitset(len(x.nodes))
-	x.base.size(len(x.nodes), len(x.types), maxGPUs, bits.Len(uint(maxCPUs)))
+	x.base.size(len(x.nodes), len(x.types), len(x.pools), maxGPUs, bits.Len(uint(maxCPUs)))
 	for _, p := range v.partitions {
 		p.slots = newBitset(len(x.nodes))
 		p.all, p.upN = make([]int, len(x.kinds)), make([]int, len(x.kinds))
@@ -107,20 +119,24 @@ func (p *partition) countUp(x *index) {
 	clear(p.upN)
 	p.slots.each(func(slot int) bool {
 		if x.up.has(slot) {
-			p.upN[x.nodes[slot].kind]++
+			p.upN[x.nodes[slot].usable]++
 		}
 		return true
 	})
 }
 
-func (x *index) kindOf(n *node) int {
-	k := kind{cpus: int(n.CPUs), memory: n.MemoryMB, gpus: make([]int, len(x.types))}
+// kindOf is the kind of a node without some of its devices.
+func (x *index) kindOf(n *node, cpus, gpus Mask) int {
+	k := kind{cpus: int(n.CPUs) - upTo(int(n.CPUs)).countIn(cpus), memory: n.MemoryMB, gpus: make([]int, len(x.types)), gres: make([]int, len(x.pools))}
 	for t, m := range n.byType {
-		k.gpus[x.typeOf[t]] = m.Count()
+		k.gpus[x.typeOf[t]] = m.Count() - m.countIn(gpus)
 	}
-	k.gpus[0] = n.all.Count()
+	k.gpus[0] = n.all.Count() - n.all.countIn(gpus)
+	for i, m := range n.units {
+		k.gres[i] = m.Count()
+	}
 	for i := range x.kinds {
-		if o := &x.kinds[i]; o.cpus == k.cpus && o.memory == k.memory && slices.Equal(o.gpus, k.gpus) {
+		if o := &x.kinds[i]; o.cpus == k.cpus && o.memory == k.memory && slices.Equal(o.gpus, k.gpus) && slices.Equal(o.gres, k.gres) {
 			return i
 		}
 	}
@@ -135,14 +151,21 @@ func (x *index) refresh(n *node) {
 	x.takes.put(n.slot, up && !n.suspect)
 	s := &x.base
 	s.owners[n.slot] = int32(n.Owners)
-	s.cpuMasks[n.slot], s.gpuMasks[n.slot] = n.UsedCPUs, n.UsedGPUs
-	s.cpus[n.slot] = int32(int(n.CPUs) - n.UsedCPUs.Count())
+	cpus, gpus := n.UsedCPUs, n.UsedGPUs
+	if len(n.UnusableCPUs) > 0 || len(n.UnusableGPUs) > 0 {
+		cpus, gpus = cpus.with(n.UnusableCPUs).inBoth(upTo(int(n.CPUs))), gpus.with(n.UnusableGPUs)
+	}
+	s.cpuMasks[n.slot], s.gpuMasks[n.slot], s.units[n.slot] = cpus, gpus, n.UsedGres
+	s.cpus[n.slot] = int32(int(n.CPUs) - cpus.Count())
+	for i, m := range n.units {
+		s.gres[i][n.slot] = int32(m.Count() - m.countIn(unitsIn(n.UsedGres, x.pools[i].name)))
+	}
 	s.used[n.slot] = n.UsedMemoryMB
 	s.memory[n.slot] = n.MemoryMB - min(n.MemoryMB, n.UsedMemoryMB)
-	s.gpus[0][n.slot] = int32(n.all.Count() - n.all.countIn(n.UsedGPUs))
+	s.gpus[0][n.slot] = int32(n.all.Count() - n.all.countIn(gpus))
 	for i, t := range x.types[1:] {
 		m := n.byType[t]
-		s.gpus[i+1][n.slot] = int32(m.Count() - m.countIn(n.UsedGPUs))
+		s.gpus[i+1][n.slot] = int32(m.Count() - m.countIn(gpus))
 	}
 	s.mark(n.slot)
 }
@@ -161,10 +184,14 @@ func (s *state) mark(slot int) {
 	s.idle.put(slot, s.owners[slot] == 0)
 }
 
-func (s *state) size(nodes, types, maxGPUs, cpuLevels int) {
+func (s *state) size(nodes, types, pools, maxGPUs, cpuLevels int) {
 	s.cpus, s.owners = make([]int32, nodes), make([]int32, nodes)
 	s.memory, s.used = make([]uint64, nodes), make([]uint64, nodes)
-	s.cpuMasks, s.gpuMasks = make([]Mask, nodes), make([]Mask, nodes)
+	s.cpuMasks, s.gpuMasks, s.units = make([]Mask, nodes), make([]Mask, nodes), make([][]GresShare, nodes)
+	s.gres = make([][]int32, pools)
+	for i := range s.gres {
+		s.gres[i] = make([]int32, nodes)
+	}
 	s.idle = newBitset(nodes)
 	s.gpus, s.levels = make([][]int32, types), make([][]bitset, types)
 	for t := range types {
@@ -182,9 +209,9 @@ func (s *state) size(nodes, types, maxGPUs, cpuLevels int) {
 
 // copyFrom makes s equal to o, in the memory that s has if the sizes agree.
 func (s *state) copyFrom(o *state) {
-	if len(s.cpus) != len(o.cpus) || len(s.levels) != len(o.levels) || len(s.cpuLevels) != len(o.cpuLevels) ||
+	if len(s.cpus) != len(o.cpus) || len(s.levels) != len(o.levels) || len(s.cpuLevels) != len(o.cpuLevels) || len(s.gres) != len(o.gres) ||
 		len(o.levels) > 0 && len(s.levels[0]) != len(o.levels[0]) {
-		s.size(len(o.cpus), len(o.levels), len(o.levels[0])-1, len(o.cpuLevels))
+		s.size(len(o.cpus), len(o.levels), len(o.gres), len(o.levels[0])-1, len(o.cpuLevels))
 	}
 	copy(s.cpus, o.cpus)
 	copy(s.owners, o.owners)
@@ -192,7 +219,11 @@ func (s *state) copyFrom(o *state) {
 	copy(s.used, o.used)
 	copy(s.cpuMasks, o.cpuMasks)
 	copy(s.gpuMasks, o.gpuMasks)
+	copy(s.units, o.units)
 	copy(s.idle, o.idle)
+	for i := range o.gres {
+		copy(s.gres[i], o.gres[i])
+	}
 	for t := range o.levels {
 		copy(s.gpus[t], o.gpus[t])
 		for k := range o.levels[t] {

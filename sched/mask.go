@@ -69,6 +69,24 @@ func (m Mask) countIn(o Mask) int {
 	return n
 }
 
+// without returns a new mask: the devices that are not in o.
+func (m Mask) without(o Mask) Mask {
+	u := make(Mask, len(m))
+	for i := range u {
+		u[i] = m[i] &^ o.word(i)
+	}
+	return u
+}
+
+// inBoth returns a new mask: the devices of both.
+func (m Mask) inBoth(o Mask) Mask {
+	u := make(Mask, len(m))
+	for i := range u {
+		u[i] = m[i] & o.word(i)
+	}
+	return u
+}
+
 // upTo returns the mask of devices 0 to n-1.
 func upTo(n int) Mask {
 	m := make(Mask, (n+63)/64)

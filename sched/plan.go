@@ -229,7 +229,7 @@ func (p *pass) place(j *job, s *classShape, picks []pick, end Time) {
 	d := Placement{Job: j.ID, Attempt: j.Attempt, Partition: s.part.Name}
 	for i := range picks {
 		n := p.x.nodes[picks[i].slot]
-		g := give(n, &s.shape, caps[i], p.st)
+		g := give(p.x, n, s, caps[i], p.st)
 		p.take(n, &g, j.ID, end)
 		d.Epochs = append(d.Epochs, n.Epoch)
 		if k := len(d.Groups); k > 0 && sameShare(&d.Groups[k-1], &g) {
@@ -243,33 +243,31 @@ func (p *pass) place(j *job, s *classShape, picks []pick, end Time) {
 }
 
 func sameShare(a, b *Group) bool {
-	return a.MemoryMB == b.MemoryMB && a.Tasks == b.Tasks && a.CPUs.Equal(b.CPUs) && a.GPUs.Equal(b.GPUs)
+	return a.MemoryMB == b.MemoryMB && a.Tasks == b.Tasks && a.CPUs.Equal(b.CPUs) && a.GPUs.Equal(b.GPUs) && sameShares(a.Gres, b.Gres)
 }
 
 // give chooses the devices of one node for n units.
-func give(n *node, s *shape, units uint32, st *state) Group {
+func give(x *index, n *node, s *classShape, units uint32, st *state) Group {
 	a := s.share(units)
-	g := Group{Nodes: []NodeID{n.ID}, Tasks: a.tasks, MemoryMB: a.memory}
-	if s.memoryAll {
-		g.MemoryMB = n.MemoryMB
-	}
-	if s.whole {
-		g.CPUs, g.GPUs = upTo(int(n.CPUs)), n.all.with(nil)
-		switch {
-		case s.memoryAll:
-		case s.wholeMemory:
+	if !s.whole {
+		g := s.devices(x, n, a, st)
+		if s.memoryAll {
 			g.MemoryMB = n.MemoryMB
-		default:
-			g.MemoryMB = min(n.MemoryMB, s.perNode+s.perCPU*uint64(n.CPUs)+s.perGPU*uint64(g.GPUs.Count()))
 		}
 		return g
 	}
-	g.CPUs = lowest(int(a.cpus), upTo(int(n.CPUs)), st.cpuMasks[n.slot])
-	gpus := n.all
-	if s.gpuType != "" {
-		gpus = n.byType[s.gpuType]
+	g := Group{Nodes: []NodeID{n.ID}, Tasks: a.tasks, MemoryMB: a.memory, Gres: s.chooseGres(x, n, st)}
+	if s.memoryAll {
+		g.MemoryMB = n.MemoryMB
 	}
-	g.GPUs = lowest(int(a.gpus), gpus, st.gpuMasks[n.slot])
+	g.CPUs, g.GPUs = upTo(int(n.CPUs)).without(n.UnusableCPUs), n.all.without(n.UnusableGPUs)
+	switch {
+	case s.memoryAll:
+	case s.wholeMemory:
+		g.MemoryMB = n.MemoryMB
+	default:
+		g.MemoryMB = min(n.MemoryMB, s.perNode+s.perCPU*uint64(g.CPUs.Count())+s.perGPU*uint64(g.GPUs.Count()))
+	}
 	return g
 }
 
@@ -282,6 +280,12 @@ func (p *pass) take(n *node, g *Group, id JobID, end Time) {
 	for i, t := range p.x.types[1:] {
 		if m := n.byType[t]; m != nil {
 			st.gpus[i+1][slot] -= int32(g.GPUs.countIn(m))
+		}
+	}
+	if len(g.Gres) > 0 {
+		st.units[slot] = plusUnits(st.units[slot], g.Gres)
+		for i, units := range n.units {
+			st.gres[i][slot] -= int32(unitsIn(g.Gres, p.x.pools[i].name).countIn(units))
 		}
 	}
 	st.memory[slot] -= g.MemoryMB

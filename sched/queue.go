@@ -93,18 +93,25 @@ func classKey(j *Job) string {
 	for _, n := range []uint64{
 		uint64(j.TimeLimitS), uint64(r.NodesMin), uint64(r.NodesMax), uint64(r.Tasks), uint64(r.TasksPerNode), uint64(r.CPUsPerTask),
 		r.MemoryPerNodeMB, r.MemoryPerCPUMB, r.MemoryPerGPUMB, uint64(r.GPUsPerNode), uint64(r.GPUsTotal), uint64(r.GPUsPerTask),
+		uint64(r.TasksPerGPU), uint64(r.CPUsPerGPU),
 	} {
 		b = strconv.AppendUint(b, n, 36)
 		b = append(b, ' ')
 	}
 	b = strconv.AppendBool(b, r.MemoryAll)
 	b = strconv.AppendBool(b, r.Whole)
+	b = strconv.AppendBool(b, r.Overcommit)
 	b = strconv.AppendQuote(b, r.GPUType)
 	for _, list := range [][]string{j.Partitions, r.Include, r.Exclude} {
 		b = append(b, '|')
 		for _, s := range list {
 			b = strconv.AppendQuote(b, s)
 		}
+	}
+	for _, g := range r.Gres {
+		b = append(b, '|')
+		b = strconv.AppendQuote(strconv.AppendQuote(b, g.Name), g.Type)
+		b = strconv.AppendUint(b, uint64(g.Count), 36)
 	}
 	return string(b)
 }

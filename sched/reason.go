@@ -54,9 +54,12 @@ func (v *View) shapeFor(j *job, part *partition) classShape {
 		return s
 	}
 	s.typ = typ
+	if s.extra, s.never = v.idx.extras(&s.shape); s.never.Code != None {
+		return s
+	}
 	for k, n := range part.all {
 		if n > 0 {
-			s.largest = max(s.largest, s.capacity(v.idx.whole(k, typ)))
+			s.largest = max(s.largest, v.idx.capacity(k, &s))
 		}
 	}
 	s.never = v.named(j, &s)
@@ -82,7 +85,7 @@ func (v *View) named(j *job, s *classShape) Reason {
 			return Reason{BadConstraints, fmt.Sprintf("asks for node %s, which is not in partition %s", name, s.part.Name)}
 		case slices.Contains(s.exclude, n.slot):
 			return Reason{BadConstraints, fmt.Sprintf("asks for node %s and excludes it", name)}
-		case s.capacity(v.idx.whole(n.kind, s.typ)) == 0:
+		case v.idx.capacity(n.kind, s) == 0:
 			return Reason{BadConstraints, fmt.Sprintf("asks for node %s, which is smaller than the job asks for: %s", name, need(s))}
 		case !v.idx.up.has(n.slot):
 			return Reason{NodeNotAvail, "needs node " + nodeState(n)}
@@ -126,13 +129,13 @@ func (v *View) enough(s *classShape, byKind []int) bool {
 	for _, slot := range s.include {
 		k := v.idx.nodes[slot].kind
 		left[k]--
-		picks = append(picks, pick{slot, s.capacity(v.idx.whole(k, s.typ))})
+		picks = append(picks, pick{slot, v.idx.capacity(k, s)})
 	}
 	must, others := len(picks), 0
 	type bulk struct{ units, nodes int }
 	var rest []bulk
 	for k, n := range left {
-		if c := s.capacity(v.idx.whole(k, s.typ)); c > 0 && n > 0 {
+		if c := v.idx.capacity(k, s); c > 0 && n > 0 {
 			rest = append(rest, bulk{int(c), n})
 			others += n
 		}
@@ -157,7 +160,7 @@ func (v *View) enough(s *classShape, byKind []int) bool {
 func (v *View) unavailable(s *classShape, up []int) string {
 	n := 0
 	for k, c := range up {
-		if s.capacity(v.idx.whole(k, s.typ)) > 0 {
+		if v.idx.capacity(k, s) > 0 {
 			n += c
 		}
 	}
@@ -178,7 +181,7 @@ func (v *View) absent(s *classShape, names bool) string {
 		count, first := 0, (*node)(nil)
 		s.part.slots.each(func(slot int) bool {
 			n := v.idx.nodes[slot]
-			if state.is(n) && !slices.Contains(s.exclude, slot) && s.capacity(v.idx.whole(n.kind, s.typ)) > 0 {
+			if state.is(n) && !slices.Contains(s.exclude, slot) && v.idx.capacity(n.kind, s) > 0 {
 				count++
 				if first == nil {
 					first = n
@@ -209,7 +212,7 @@ func (v *View) impossible(s *classShape, all []int) string {
 		nodes += n
 		most.cpus, most.memory = max(most.cpus, v.idx.kinds[k].cpus), max(most.memory, v.idx.kinds[k].memory)
 		most.gpus = append(most.gpus, v.idx.kinds[k].gpus[s.typ])
-		if s.capacity(v.idx.whole(k, s.typ)) > 0 {
+		if v.idx.capacity(k, s) > 0 {
 			fits += n
 		}
 	}
@@ -238,7 +241,7 @@ func (p *pass) missing(shapes []classShape) string {
 	free, units := 0, uint64(0)
 	s.part.slots.each(func(slot int) bool {
 		if p.x.takes.has(slot) && !slices.Contains(s.exclude, slot) {
-			if c := s.capacity(p.roomOf(slot, s, nil)); c > 0 {
+			if c := p.capacity(slot, s, nil); c > 0 {
 				free++
 				units += uint64(c)
 			}
@@ -253,7 +256,7 @@ func (p *pass) missing(shapes []classShape) string {
 		}
 	}
 	for _, slot := range s.include {
-		if s.capacity(p.roomOf(slot, s, nil)) == 0 {
+		if p.capacity(slot, s, nil) == 0 {
 			now = fmt.Sprintf("node %s, which it asks for, is not free", p.x.nodes[slot].Name)
 		}
 	}

@@ -32,7 +32,11 @@ func (v *View) Replace(r *Replacement) (Placement, bool) {
 	if sentence != "" || !known {
 		return Placement{}, false
 	}
-	f := replacing{v: v, r: r, part: part, shape: &shape, typ: typ, taken: map[NodeID]bool{}}
+	extra, never := v.idx.extras(&shape)
+	if never.Code != None {
+		return Placement{}, false
+	}
+	f := replacing{v: v, r: r, part: part, shape: &classShape{shape: shape, part: part, typ: typ, extra: extra}, taken: map[NodeID]bool{}}
 	return f.placement()
 }
 
@@ -41,8 +45,7 @@ type replacing struct {
 	v     *View
 	r     *Replacement
 	part  *partition
-	shape *shape
-	typ   int
+	shape *classShape
 	taken map[NodeID]bool
 }
 
@@ -105,14 +108,20 @@ func (f *replacing) instead(left *Group) (share, bool) {
 			continue
 		}
 		free := room{
-			cpus: int(st.cpus[slot]), gpus: int(st.gpus[f.typ][slot]), memory: st.memory[slot],
+			cpus: int(st.cpus[slot]), gpus: int(st.gpus[f.shape.typ][slot]), memory: st.memory[slot],
 			idle: st.owners[slot] == 0, memoryWhole: st.used[slot] == 0,
 		}
-		if f.shape.capacity(free) < max(units, 1) {
+		if !f.shape.hasExtra(st, slot) || f.shape.capacity(free) < max(units, 1) {
 			continue
 		}
-		if best < 0 || st.gpus[f.typ][slot] < st.gpus[f.typ][best] ||
-			st.gpus[f.typ][slot] == st.gpus[f.typ][best] && st.cpus[slot] < st.cpus[best] {
+		if best >= 0 && f.v.idx.degraded.has(slot) != f.v.idx.degraded.has(best) {
+			if f.v.idx.degraded.has(best) {
+				best = slot
+			}
+			continue
+		}
+		if best < 0 || st.gpus[f.shape.typ][slot] < st.gpus[f.shape.typ][best] ||
+			st.gpus[f.shape.typ][slot] == st.gpus[f.shape.typ][best] && st.cpus[slot] < st.cpus[best] {
 			best = slot
 		}
 	}
@@ -120,7 +129,7 @@ func (f *replacing) instead(left *Group) (share, bool) {
 		return share{}, false
 	}
 	n := f.v.idx.nodes[best]
-	return share{n, give(n, f.shape, units, st)}, true
+	return share{n, give(f.v.idx, n, f.shape, units, st)}, true
 }
 
 // unitsOf returns how many of the job's units a share has; 0 where every node has the same.

@@ -114,14 +114,14 @@ func (p *pass) roomAt(slot, typ int, at Time) room {
 			if p.until(h) > at {
 				continue
 			}
-			f.cpus += int(h.owned.cpus)
+			f.cpus += int(h.owned.cpus) - h.cpus.countIn(n.UnusableCPUs)
 			f.memory += h.owned.memory
 			used -= min(used, h.owned.memory)
 			owners--
 			if typ == 0 {
-				f.gpus += int(h.owned.gpus)
+				f.gpus += int(h.owned.gpus) - h.gpus.countIn(n.UnusableGPUs)
 			} else {
-				f.gpus += h.gpus.countIn(n.byType[p.x.types[typ]])
+				f.gpus += h.gpus.without(n.UnusableGPUs).countIn(n.byType[p.x.types[typ]])
 			}
 		}
 	}
@@ -177,7 +177,7 @@ func (p *pass) earliest(s *classShape, eligible bitset) (Time, []pick) {
 func (p *pass) picksAt(s *classShape, eligible bitset, at Time) []pick {
 	picks := p.v.work.picks[:0]
 	for _, slot := range s.include {
-		c := s.capacity(p.roomAt(slot, s.typ, at))
+		c := p.capacityAt(slot, s, at)
 		if c == 0 || p.freeFrom(slot) > at {
 			return nil
 		}
@@ -185,7 +185,7 @@ func (p *pass) picksAt(s *classShape, eligible bitset, at Time) []pick {
 	}
 	eligible.each(func(slot int) bool {
 		if p.freeFrom(slot) <= at && !slices.Contains(s.include, slot) {
-			if c := s.capacity(p.roomAt(slot, s.typ, at)); c > 0 {
+			if c := p.capacityAt(slot, s, at); c > 0 {
 				picks = append(picks, pick{slot, c})
 			}
 		}
@@ -247,7 +247,7 @@ func boolInt(b bool) int {
 // slotEarliest is when a slot can take its share; false if it can't even when everything there has ended.
 func (p *pass) slotEarliest(s *classShape, slot int) (Time, bool) {
 	from := p.freeFrom(slot)
-	if s.capacity(p.roomAt(slot, s.typ, from)) > 0 {
+	if p.capacityAt(slot, s, from) > 0 {
 		return from, true
 	}
 	holds, last := p.x.nodes[slot].holds, from
@@ -258,10 +258,10 @@ func (p *pass) slotEarliest(s *classShape, slot int) (Time, bool) {
 	for i := range holds {
 		if at := p.until(&holds[i]); at > last {
 			last = at
-			if s.capacity(p.roomAt(slot, s.typ, at)) > 0 {
+			if p.capacityAt(slot, s, at) > 0 {
 				return at, true
 			}
 		}
 	}
-	return Never, s.capacity(p.roomAt(slot, s.typ, Never)) > 0
+	return Never, p.capacityAt(slot, s, Never) > 0
 }

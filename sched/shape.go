@@ -1,6 +1,10 @@
 package sched
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
 
 // amount is resources on one node.
 type amount struct {
@@ -26,6 +30,9 @@ type shape struct {
 	// perCPU, perGPU and perNode are memory as asked, for whole nodes.
 	perCPU, perGPU, perNode uint64
 	gpuType                 string
+	// gpuTypes are GPUs of several types on each node, of which fixed has the sum. gres are other devices on each node: for each name first
+	// the total, without a type, and then those of a type.
+	gpuTypes, gres []Gres
 }
 
 // least is what a node must have free to be a candidate at all.
@@ -41,14 +48,15 @@ func (s *shape) least() amount {
 
 // shapeOf brings a request into normal form. The sentence says what contradicts itself, empty if nothing does.
 func shapeOf(asked *Request, p *Partition) (shape, string) {
-	r, sentence := perTaskOnly(asked)
+	r, gpuTypes, gres := withGres(asked)
+	r, sentence := perTaskOnly(r)
 	if sentence != "" {
 		return shape{}, sentence
 	}
 	s := shape{
 		nodesMin: max(r.NodesMin, 1), nodesMax: max(r.NodesMin, r.NodesMax, 1),
 		memoryAll: r.MemoryAll, whole: r.Whole || p.Exclusive, gpuType: r.GPUType, perCPU: r.MemoryPerCPUMB,
-		perGPU: r.MemoryPerGPUMB, perNode: r.MemoryPerNodeMB,
+		perGPU: r.MemoryPerGPUMB, perNode: r.MemoryPerNodeMB, gpuTypes: gpuTypes, gres: gres,
 	}
 	if r.GPUsPerNode == 0 && r.GPUsTotal == 0 && r.GPUsPerTask == 0 {
 		s.gpuType = "" // A type of no GPUs asks for nothing.
@@ -78,6 +86,7 @@ func shapeOf(asked *Request, p *Partition) (shape, string) {
 	} else if sentence = s.byTask(r, tasks, total); sentence != "" {
 		return s, sentence
 	}
+	s.cpusByGPU(r)
 	if n := uint32(len(r.Include)); n > 0 {
 		s.nodesMin, s.nodesMax = max(s.nodesMin, n), max(s.nodesMax, n)
 	}
@@ -104,6 +113,94 @@ func perTaskOnly(r *Request) (*Request, string) {
 	c := *r
 	c.TasksPerNode, c.GPUsPerNode = n, 0
 	return &c, ""
+}
+
+// withGres takes GPUs that are asked as generic resources in, with the tasks that follow from GPUs, and returns the other devices. One type of
+// GPU is GPUs per node; several are a sum with a list.
+func withGres(asked *Request) (r *Request, gpuTypes, gres []Gres) {
+	if len(asked.Gres) == 0 && asked.TasksPerGPU == 0 {
+		return asked, nil, nil
+	}
+	c := *asked
+	totals := map[string]uint32{}
+	for _, g := range sortedGres(asked.Gres) {
+		switch {
+		case g.Name != gpuName:
+			if totals[g.Name] == 0 {
+				gres = append(gres, Gres{Name: g.Name, Count: gresTotal(asked.Gres, g.Name)})
+			}
+			if totals[g.Name] += g.Count; g.Type != "" {
+				gres = append(gres, g)
+			}
+		default:
+			c.GPUsPerNode += g.Count
+			if g.Type != "" {
+				gpuTypes = append(gpuTypes, g)
+			}
+		}
+	}
+	if len(gpuTypes) == 1 && gpuTypes[0].Count == c.GPUsPerNode {
+		c.GPUType, gpuTypes = gpuTypes[0].Type, nil
+	}
+	switch {
+	case c.TasksPerGPU == 0:
+	case c.Tasks == 0 && c.GPUsTotal > 0:
+		c.Tasks = c.GPUsTotal * c.TasksPerGPU
+	case c.Tasks == 0 && c.TasksPerNode == 0:
+		c.TasksPerNode = c.GPUsPerNode * c.TasksPerGPU
+	case c.Tasks > 0 && c.GPUsTotal == 0 && c.GPUsPerNode == 0 && c.GPUsPerTask == 0:
+		c.GPUsTotal = (c.Tasks + c.TasksPerGPU - 1) / c.TasksPerGPU
+	}
+	return &c, gpuTypes, gres
+}
+
+// sortedGres joins what is asked twice, by name and type; nothing of 0.
+func sortedGres(asked []Gres) []Gres {
+	list := slices.Clone(asked)
+	slices.SortFunc(list, func(a, b Gres) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Type, b.Type)) })
+	var out []Gres
+	for _, g := range list {
+		if k := len(out) - 1; k >= 0 && out[k].Name == g.Name && out[k].Type == g.Type {
+			out[k].Count += g.Count
+		} else if g.Count > 0 {
+			out = append(out, g)
+		}
+	}
+	return out
+}
+
+func gresTotal(asked []Gres, name string) uint32 {
+	n := uint32(0)
+	for _, g := range asked {
+		if g.Name == name {
+			n += g.Count
+		}
+	}
+	return n
+}
+
+// cpusByGPU fits the CPUs to a request for CPUs per GPU, or for tasks that need none of their own.
+func (s *shape) cpusByGPU(r *Request) {
+	each := r.CPUsPerGPU
+	switch {
+	case r.Overcommit:
+		s.fixed.cpus, s.unit.cpus = 1, 0
+	case each == 0:
+	case s.unit.gpus > 0:
+		s.unit.cpus = max(s.unit.cpus, s.unit.gpus*each)
+		if s.fixed.gpus == 0 && s.unit.cpus >= s.fixed.cpus {
+			s.fixed.cpus = 0 // Each node has a unit, whose CPUs suffice for its tasks.
+		}
+	case s.fixed.gpus > 0 && s.units > 0: // So many tasks at most as there are CPUs.
+		cpus := s.fixed.gpus * each
+		most := max(cpus/max(s.unit.cpus, 1), 1)
+		if s.maxUnits == 0 || s.maxUnits > most {
+			s.maxUnits = most
+		}
+		s.fixed.cpus, s.unit.cpus = cpus, 0
+	default:
+		s.fixed.cpus = max(s.fixed.cpus, s.fixed.gpus*each)
+	}
 }
 
 // totals returns the number of tasks and of GPUs in all, 0 where they follow from the number of nodes.
@@ -191,7 +288,7 @@ func tooLarge(r *Request) string {
 	if n := max(r.NodesMin, r.NodesMax, r.Tasks, r.GPUsTotal); n > maxInAll {
 		return fmt.Sprintf("asks for %d nodes, tasks or GPUs in all; the planner knows at most %d", n, maxInAll)
 	}
-	if n := max(r.TasksPerNode, r.CPUsPerTask, r.GPUsPerNode, r.GPUsPerTask); n > maxPerNode {
+	if n := max(r.TasksPerNode, r.CPUsPerTask, r.GPUsPerNode, r.GPUsPerTask, r.CPUsPerGPU, r.TasksPerGPU); n > maxPerNode {
 		return fmt.Sprintf("asks for %d CPUs, tasks or GPUs on a node or for a task; the planner knows at most %d", n, maxPerNode)
 	}
 	return ""

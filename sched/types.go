@@ -1,5 +1,7 @@
 package sched
 
+import "github.com/muster-hpc/muster/proto/wiring"
+
 // Time is a point in time in milliseconds since 1970 UTC.
 type Time int64
 
@@ -45,6 +47,19 @@ type Node struct {
 	UsedCPUs     Mask
 	UsedGPUs     Mask
 	UsedMemoryMB uint64
+	// UnusableCPUs and UnusableGPUs get no new work because of what checks found; Faults is the sentence that says what, for sentences.
+	UnusableCPUs Mask
+	UnusableGPUs Mask
+	Faults       string
+	// Degraded nodes are usable, but others are preferred; so are DegradedGPUs, and the nodes that have some.
+	Degraded     bool
+	DegradedGPUs Mask
+	// Wiring has the GPUs by index, and NearCPUs the CPUs close to each; nil where that is not known.
+	Wiring   wiring.Topology
+	NearCPUs []Mask
+	// Gres are the other devices; UsedGres is owned of them, by name.
+	Gres     []Gres
+	UsedGres []GresShare
 	// Owners is the number of attempts that own something here; a whole-node job needs 0.
 	Owners int
 }
@@ -84,6 +99,12 @@ type Request struct {
 	GPUsPerNode, GPUsTotal, GPUsPerTask uint32
 	// GPUType in lower case; empty means any.
 	GPUType string
+	// Gres are other devices on each node, and with the name "gpu" GPUs on each node, which excludes the numbers above.
+	Gres []Gres
+	// TasksPerGPU gives the tasks from the GPUs or the other way round; CPUsPerGPU gives the CPUs. 0 means not asked.
+	TasksPerGPU, CPUsPerGPU uint32
+	// Overcommit: tasks need no CPU of their own; each node gives one.
+	Overcommit bool
 	// Whole nodes, shared with nobody.
 	Whole bool
 	// Include names nodes that must be part of it, Exclude nodes that must not.
@@ -129,6 +150,21 @@ type Group struct {
 	MemoryMB uint64
 	// Tasks on each node.
 	Tasks uint32
+	// Gres are other devices on each, in the order of names.
+	Gres []GresShare
+}
+
+// Gres is a number of generic resources of a name and type on a node. Empty types of requests mean any. The units of a node are numbered by
+// name, in the order of its entries.
+type Gres struct {
+	Name, Type string
+	Count      uint32
+}
+
+// GresShare is units of one name: bit i of the mask is unit i.
+type GresShare struct {
+	Name  string
+	Units Mask
 }
 
 // Placement is the decision to start a job.

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/muster-hpc/muster/proto/wiring"
 )
 
 // View is what the planner knows: nodes, partitions, waiting jobs, and what runs. It is fed by changes and belongs to one goroutine.
@@ -42,13 +44,19 @@ type node struct {
 	// byType has the GPUs of each type.
 	byType map[string]Mask
 	all    Mask
+	// usable is the kind that it is without its unusable devices.
+	usable int
+	// units are those of each pool of the index.
+	units []Mask
 }
 
 // hold is what one claim owns on one node.
 type hold struct {
 	job   JobID
 	end   Time
+	cpus  Mask
 	gpus  Mask
+	gres  []GresShare
 	owned amount
 }
 
@@ -77,7 +85,7 @@ func (v *View) SetNode(n Node) {
 	} else if sameNode(&old.Node, &n) {
 		return
 	}
-	if old.Name != n.Name || old.CPUs != n.CPUs || old.MemoryMB != n.MemoryMB || !slices.Equal(old.GPUs, n.GPUs) || v.names[n.Name] != old {
+	if old.Name != n.Name || v.names[n.Name] != old || !sameDevices(&old.Node, &n) {
 		if v.names[old.Name] == old {
 			delete(v.names, old.Name)
 		}
@@ -103,9 +111,25 @@ func (v *View) SetNode(n Node) {
 }
 
 func sameNode(a, b *Node) bool {
-	return a.Name == b.Name && a.Epoch == b.Epoch && a.State == b.State && a.Reason == b.Reason && a.CPUs == b.CPUs &&
-		a.MemoryMB == b.MemoryMB && a.UsedMemoryMB == b.UsedMemoryMB && a.Owners == b.Owners && slices.Equal(a.GPUs, b.GPUs) &&
-		a.UsedCPUs.Equal(b.UsedCPUs) && a.UsedGPUs.Equal(b.UsedGPUs)
+	return a.Name == b.Name && a.Epoch == b.Epoch && a.State == b.State && a.Reason == b.Reason &&
+		a.UsedMemoryMB == b.UsedMemoryMB && a.Owners == b.Owners && a.Faults == b.Faults && a.UsedCPUs.Equal(b.UsedCPUs) &&
+		a.UsedGPUs.Equal(b.UsedGPUs) && sameShares(a.UsedGres, b.UsedGres) && sameDevices(a, b)
+}
+
+// sameDevices compares what two nodes have, and which of it can be used.
+func sameDevices(a, b *Node) bool {
+	return a.CPUs == b.CPUs && a.MemoryMB == b.MemoryMB && slices.Equal(a.GPUs, b.GPUs) && a.UnusableCPUs.Equal(b.UnusableCPUs) &&
+		a.UnusableGPUs.Equal(b.UnusableGPUs) && a.Degraded == b.Degraded && a.DegradedGPUs.Equal(b.DegradedGPUs) && slices.Equal(a.Gres, b.Gres) &&
+		sameWiring(a.Wiring, b.Wiring) && slices.EqualFunc(a.NearCPUs, b.NearCPUs, Mask.Equal)
+}
+
+func sameWiring(a, b wiring.Topology) bool {
+	if len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) {
+		return true
+	}
+	return slices.EqualFunc(a, b, func(x, y wiring.Device) bool {
+		return x.NUMA == y.NUMA && x.Board == y.Board && slices.Equal(x.Links, y.Links) && slices.Equal(x.Paths, y.Paths)
+	})
 }
 
 func gpuTypes(gpus []string) (map[string]Mask, Mask) {
@@ -207,7 +231,8 @@ func (v *View) SetClaim(c Claim) {
 }
 
 func sameGroup(a, b Group) bool {
-	return a.MemoryMB == b.MemoryMB && a.Tasks == b.Tasks && slices.Equal(a.Nodes, b.Nodes) && a.CPUs.Equal(b.CPUs) && a.GPUs.Equal(b.GPUs)
+	return a.MemoryMB == b.MemoryMB && a.Tasks == b.Tasks && slices.Equal(a.Nodes, b.Nodes) && a.CPUs.Equal(b.CPUs) && a.GPUs.Equal(b.GPUs) &&
+		sameShares(a.Gres, b.Gres)
 }
 
 // RemoveClaim forgets what a job's attempt owned.
@@ -230,7 +255,7 @@ func (v *View) release(c *Claim) {
 }
 
 func holdOf(c *Claim, g *Group) hold {
-	return hold{job: c.Job, end: c.End, gpus: g.GPUs, owned: amount{cpus: uint32(g.CPUs.Count()), gpus: uint32(g.GPUs.Count()), memory: g.MemoryMB}}
+	return hold{job: c.Job, end: c.End, cpus: g.CPUs, gpus: g.GPUs, gres: g.Gres, owned: amount{cpus: uint32(g.CPUs.Count()), gpus: uint32(g.GPUs.Count()), memory: g.MemoryMB}}
 }
 
 // hold takes in a claim that was known before the node.
@@ -269,5 +294,6 @@ func (v *View) Dump() string {
 // canonical cuts zero words off the masks.
 func canonical(n Node) Node {
 	n.UsedCPUs, n.UsedGPUs = n.UsedCPUs.trimmed(), n.UsedGPUs.trimmed()
+	n.UnusableCPUs, n.UnusableGPUs, n.DegradedGPUs = n.UnusableCPUs.trimmed(), n.UnusableGPUs.trimmed(), n.DegradedGPUs.trimmed()
 	return n
 }

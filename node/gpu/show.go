@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/muster-hpc/muster/node/gpu/wiring"
+	"github.com/muster-hpc/muster/proto/wiring"
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
 )
 

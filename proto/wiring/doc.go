@@ -7,6 +7,6 @@
 //   - While there are at most maxSets sets to look at (16 free devices, always) it is the best by Score; beyond that it is
 //     a good one.
 //
-// It is called by package node/gpu and may be called by whoever decides where work runs. It has no I/O, clock or
+// It is called by package node/gpu, which knows the wiring, and by package sched, which decides where work runs. It has no I/O, clock or
 // randomness, and imports nothing of ours.
 package wiring
