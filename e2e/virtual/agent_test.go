@@ -253,6 +253,14 @@ func (m *machine) tryJoin() {
 			})
 		})
 	})
+	if m.s.faulty && m.s.chance(1000) {
+		// The network delivers it once more when the machine may have been booted anew: nothing waits for its answer.
+		m.s.after(m.s.between(m.s.lease(), 3*m.s.lease()), func() {
+			if c.up {
+				c.join(request, func(*nodev1.JoinResponse) {})
+			}
+		})
+	}
 	m.later(m.s.between(joinPause/2, joinPause), func() {
 		if !m.joined {
 			m.at = (m.at + 1) % members
