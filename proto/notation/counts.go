@@ -78,6 +78,35 @@ func FoldIndexes(indexes []int) string {
 	return b.String()
 }
 
+// MaxIndexes bounds the indexes of a list that ExpandIndexes reads: the tasks of the largest step.
+const MaxIndexes = 1 << 20
+
+// ExpandIndexes is the inverse of FoldIndexes. It refuses more than MaxIndexes indexes, and indexes that do not ascend.
+func ExpandIndexes(s string) ([]int, error) {
+	var indexes []int
+	if s == "" {
+		return nil, nil
+	}
+	for part := range strings.SplitSeq(s, ",") {
+		low, high, ranged := strings.Cut(part, "-")
+		first, err := strconv.ParseUint(low, 10, 31)
+		last := first
+		if err == nil && ranged {
+			last, err = strconv.ParseUint(high, 10, 31)
+		}
+		switch n := len(indexes); {
+		case err != nil || last < first || n > 0 && int(first) <= indexes[n-1]:
+			return nil, fmt.Errorf("invalid list of indexes %q: %q is not a number or range above those before", s, part)
+		case uint64(n)+last-first >= MaxIndexes:
+			return nil, fmt.Errorf("invalid list of indexes %q: more than %d numbers", s, MaxIndexes)
+		}
+		for i := first; i <= last; i++ {
+			indexes = append(indexes, int(i))
+		}
+	}
+	return indexes, nil
+}
+
 // Mask is a set of devices: bit i of word w is device 64w+i.
 type Mask []uint64
 

@@ -136,3 +136,17 @@ func TestPrintableTextObeysNobody(t *testing.T) {
 		}
 	}
 }
+
+func TestIndexesReadBack(t *testing.T) {
+	for _, list := range []string{"", "0", "0-7,16", "3,5,9-10", "0-1048575"} {
+		indexes, err := ExpandIndexes(list)
+		if err != nil || FoldIndexes(indexes) != list {
+			t.Errorf("%q: %v", list, err)
+		}
+	}
+	for _, list := range []string{"a", "1-", "2-1", "1,1", "3,2", "-1", "0-1048576", "1,,2", "0-4294967295"} {
+		if indexes, err := ExpandIndexes(list); err == nil {
+			t.Errorf("%q is read as %d indexes", list, len(indexes))
+		}
+	}
+}
