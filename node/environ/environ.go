@@ -8,6 +8,8 @@ import (
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
 	"github.com/muster-hpc/muster/proto/notation"
+
+	"github.com/muster-hpc/muster/node/bind"
 )
 
 // BatchStep is the id of the step that runs the batch script, Slurm's number for it.
@@ -34,6 +36,22 @@ type Request struct {
 	Step *nodev1.DesiredStep
 	// User is the environment that came with the submission, NAME=value.
 	User []string
+	// Bindings say which devices each task uses, by its local id; nil, or a short list, for tasks that may use all of the step's.
+	Bindings []Binding
+	// GPUs are the node's accelerators; those that are missing there are named by their numbers.
+	GPUs []*apiv1.Gpu
+	// Reachable are the numbers of those that the step's processes can open, if the others are kept from them: libraries then count
+	// these from 0. nil means that nothing is kept from them.
+	Reachable []int
+}
+
+// Binding is which devices a task uses.
+type Binding struct {
+	// CPU is how the tasks of its part are bound to CPUs; nil if nobody asked.
+	CPU *bind.CPUBinding
+	// GPUs are the numbers of those that it sees, and Some: they are not simply all that the step has.
+	GPUs []int
+	Some bool
 }
 
 // own lists the variables that describe one job, step or task. Inherited ones belong to another and are dropped.
@@ -49,7 +67,7 @@ SLURM_RESTART_COUNT SLURM_SRUN_COMM_HOST SLURM_SRUN_COMM_PORT SLURM_STEPID SLURM
 SLURM_STEP_LAUNCHER_PORT SLURM_STEP_NODELIST SLURM_STEP_NUM_NODES SLURM_STEP_NUM_TASKS SLURM_STEP_TASKS_PER_NODE
 SLURM_SUBMIT_DIR SLURM_SUBMIT_HOST SLURM_TASKS_PER_NODE SLURM_TASK_PID SLURM_TOPOLOGY_ADDR SLURM_TOPOLOGY_ADDR_PATTERN
 SLURM_UMASK SLURM_WORKING_CLUSTER CUDA_VISIBLE_DEVICES GPU_DEVICE_ORDINAL MUSTER_JOB_ID MUSTER_ATTEMPT MUSTER_PLACEMENT
-MUSTER_INCARNATION MUSTER_FENCE MUSTER_RESTART_REASON MUSTER_AGENT_SOCKET MUSTER_STEP_COOKIE MUSTER_PMI_SECRET
+ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK SLURM_DIST_PLANESIZE SLURM_PTY_WIN_COL SLURM_PTY_WIN_ROW MUSTER_INCARNATION MUSTER_FENCE MUSTER_RESTART_REASON MUSTER_AGENT_SOCKET MUSTER_STEP_COOKIE MUSTER_PMI_SECRET
 PMI_FD PMI_RANK PMI_SIZE PMI_JOBID PMI_PORT PMI_ID PMI_SPAWNED`)
 
 // LaunchVariable is how srun says at which address its host is reached in the cluster. Tasks do not see it, so that what
@@ -68,6 +86,7 @@ func Tasks(r Request) [][]string {
 	meeting := planRendezvous(r, base)
 	r.account(base)
 	r.job(base, submitDir, submitHost)
+	r.muster(base)
 	if r.batch() {
 		r.batchStep(base)
 	} else {
@@ -75,16 +94,21 @@ func Tasks(r Request) [][]string {
 		base.setIf("SLURM_LAUNCH_NODE_IPADDR", launcher)
 		base.setIf("SLURM_SRUN_COMM_HOST", launcher)
 	}
-	r.devices(base)
-	r.muster(base)
-	tasks := make([][]string, len(r.Step.GetRanks()))
-	for i, rank := range r.Step.GetRanks() {
-		v := base.clone()
-		v.setNumber("SLURM_PROCID", uint64(rank))
-		v.setNumber("SLURM_LOCALID", uint64(i))
-		r.bindGPUs(v, i)
-		meeting.task(v, rank, i)
-		tasks[i] = v.strings()
+	tasks := make([][]string, 0, len(r.Step.GetRanks()))
+	for _, p := range Portions(r.Order, r.Step) {
+		common := base.clone()
+		if !r.batch() {
+			p.variables(common)
+		}
+		for _, rank := range p.Ranks {
+			i := len(tasks)
+			v := common.clone()
+			v.setNumber("SLURM_PROCID", uint64(rank))
+			v.setNumber("SLURM_LOCALID", uint64(i))
+			r.devices(v, p, i)
+			meeting.task(v, rank, i)
+			tasks = append(tasks, v.strings())
+		}
 	}
 	return tasks
 }
@@ -166,16 +190,9 @@ func (r Request) job(v *vars, submitDir, submitHost string) {
 	v.set("SLURMD_NODENAME", r.Node)
 	v.set("SLURM_TOPOLOGY_ADDR", r.Node)
 	v.set("SLURM_TOPOLOGY_ADDR_PATTERN", "node")
-	v.setNumber("SLURM_CPUS_ON_NODE", uint64(notation.Mask(order.GetCpuMask()).Count()))
 	v.set("SLURM_PRIO_PROCESS", "0")
 	res := spec.GetResources()
-	switch {
-	case res.GetMemoryPerCpuMb() > 0:
-		v.setNumber("SLURM_MEM_PER_CPU", res.GetMemoryPerCpuMb())
-	case res.GetMemoryPerGpuMb() > 0:
-		v.setNumber("SLURM_MEM_PER_GPU", res.GetMemoryPerGpuMb())
-	case res.GetMemoryPerNodeMb() > 0:
-		v.setNumber("SLURM_MEM_PER_NODE", res.GetMemoryPerNodeMb())
+	switch memory(v, res); {
 	case res.GetMemoryAll() && order.GetMemoryMb() > 0:
 		v.setNumber("SLURM_MEM_PER_NODE", order.GetMemoryMb())
 	}
@@ -217,42 +234,6 @@ func (r Request) step(v *vars) {
 	v.setNumber("SLURM_NODEID", uint64(r.Step.GetNodeIndex()))
 	v.set("SLURM_GTIDS", joinNumbers(r.Step.GetRanks()))
 	v.set("SLURM_UMASK", "0"+leftPad(strconv.FormatUint(uint64(spec.GetUmask()), 8), 3))
-	distribution := spec.GetTaskOptions().GetDistribution()
-	if distribution == "" {
-		distribution = "block"
-		if tasks <= nodes {
-			distribution = "cyclic"
-		}
-	}
-	v.set("SLURM_DISTRIBUTION", distribution)
-	if spec.GetTaskOptions().GetLabel() {
-		v.set("SLURM_LABELIO", "1")
-	}
-	asked(v, stepResources(r.Order, step))
-}
-
-// stepResources is what the step asked for, with what the job asked for where the step said nothing.
-func stepResources(order *nodev1.DesiredAttempt, step *apiv1.Step) *apiv1.ResourceRequest {
-	job, own := order.GetJob().GetSpec().GetResources(), step.GetSpec().GetResources()
-	return &apiv1.ResourceRequest{
-		NtasksPerNode: first(own.GetNtasksPerNode(), job.GetNtasksPerNode()),
-		CpusPerTask:   first(own.GetCpusPerTask(), job.GetCpusPerTask()),
-		GpusPerNode:   first(own.GetGpusPerNode(), job.GetGpusPerNode()),
-		GpusTotal:     first(own.GetGpusTotal(), job.GetGpusTotal()),
-		GpusPerTask:   first(own.GetGpusPerTask(), job.GetGpusPerTask()),
-		GpuType:       first(own.GetGpuType(), job.GetGpuType()),
-		GpusOption:    first(own.GetGpusOption(), job.GetGpusOption()),
-	}
-}
-
-func first[T comparable](values ...T) T {
-	var zero T
-	for _, v := range values {
-		if v != zero {
-			return v
-		}
-	}
-	return zero
 }
 
 // asked sets variables that exist only where the option was given.
@@ -279,47 +260,6 @@ func asked(v *vars, res *apiv1.ResourceRequest) {
 	}
 	gpus("SLURM_GPUS", res.GetGpusTotal())
 	gpus("SLURM_GPUS_PER_TASK", res.GetGpusPerTask())
-}
-
-// devices sets the accelerators of the node by their real indexes: there is no device cgroup that would renumber them.
-func (r Request) devices(v *vars) {
-	gpus := notation.Mask(r.Order.GetGpuMask()).Devices()
-	if len(gpus) == 0 {
-		return
-	}
-	list := joinNumbers(gpus)
-	v.setNumber("SLURM_GPUS_ON_NODE", uint64(len(gpus)))
-	v.set("SLURM_JOB_GPUS", list)
-	if !r.batch() {
-		v.set("SLURM_STEP_GPUS", list)
-	}
-	v.set("CUDA_VISIBLE_DEVICES", list)
-	v.set("GPU_DEVICE_ORDINAL", list)
-}
-
-// bindGPUs gives the i-th task of the node only its own accelerators, if the step asks for that.
-func (r Request) bindGPUs(v *vars, i int) {
-	gpus := notation.Mask(r.Order.GetGpuMask()).Devices()
-	if !bindsGPUs(r.Order, r.Step) || len(gpus) == 0 {
-		return
-	}
-	each := int(stepResources(r.Order, r.Step.GetStep()).GetGpusPerTask())
-	if each == 0 {
-		each = max(1, len(gpus)/max(1, len(r.Step.GetRanks())))
-	}
-	var mine []int
-	for k := range each {
-		mine = append(mine, gpus[(i*each+k)%len(gpus)])
-	}
-	v.set("CUDA_VISIBLE_DEVICES", joinNumbers(mine))
-	v.set("GPU_DEVICE_ORDINAL", joinNumbers(mine))
-}
-
-func bindsGPUs(order *nodev1.DesiredAttempt, step *nodev1.DesiredStep) bool {
-	if step.GetStep().GetId() == BatchStep {
-		return false
-	}
-	return step.GetStep().GetSpec().GetTaskOptions().GetBindGpusPerTask() || stepResources(order, step.GetStep()).GetGpusPerTask() > 0
 }
 
 // muster sets Muster's own variables.

@@ -137,8 +137,8 @@ func TestAcceleratorsGoByTheirRealIndexes(t *testing.T) {
 			t.Errorf("%s is %q, want %q", name, got[name], want)
 		}
 	}
-	order.Job.Spec.Resources.GpusPerTask = 2
-	tasks := Tasks(Request{Node: "n1", Order: order, Step: parallelStep(0, 2)})
+	bound := []Binding{{GPUs: []int{4, 5}, Some: true}, {GPUs: []int{6, 7}, Some: true}}
+	tasks := Tasks(Request{Node: "n1", Order: order, Step: parallelStep(0, 2), Bindings: bound})
 	if a, b := environment(tasks[0])["CUDA_VISIBLE_DEVICES"], environment(tasks[1])["CUDA_VISIBLE_DEVICES"]; a != "4,5" || b != "6,7" {
 		t.Errorf("bound per task they are %q and %q", a, b)
 	}

@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
-	"github.com/muster-hpc/muster/proto/notation"
 )
 
 // inheritedMark names the rendezvous variables that Muster set, so that a step started from within a step does not
@@ -36,11 +35,15 @@ func WantsPort(order *nodev1.DesiredAttempt, step *nodev1.DesiredStep) bool {
 // several GPUs: that is how torchrun and accelerate are started, which set them for their own children. Not with GPUs
 // bound per task: the task sees a single device 0, and LOCAL_RANK would point at another.
 func wantsRanks(order *nodev1.DesiredAttempt, step *nodev1.DesiredStep) bool {
-	if bindsGPUs(order, step) {
-		return false
+	gpus := 0
+	for _, p := range Portions(order, step) {
+		if p.bindsGPUs() {
+			return false
+		}
+		gpus += p.GPUs.Count()
 	}
 	onePerNode := !slices.ContainsFunc(step.GetTasksPerNode(), func(n uint32) bool { return n != 1 })
-	return !onePerNode || notation.Mask(order.GetGpuMask()).Count() < 2
+	return !onePerNode || gpus < 2
 }
 
 // planRendezvous looks at what the user set, drops what was inherited from an outer step, and marks what will be set.
