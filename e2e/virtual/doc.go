@@ -17,7 +17,7 @@
 // A guarantee counts only when a planted bug makes a test fail: planted_test.go. Two bugs are planted where they live:
 // reading through VerifyLeader in fsm/replica, answering below what an agent has seen also in rpc/server.
 //
-//	go test ./e2e/virtual                          a few dozen seeds
+//	go test ./e2e/virtual                          a dozen seeds
 //	MUSTER_CAMPAIGN=1 go test -timeout 2h ./e2e/virtual   a thousand seeds, and more runs of Raft
 //	MUSTER_SEED=17 go test -run Day ./e2e/virtual  one seed, with its trace on stdout
 //	MUSTER_SEED=17 go test -run Raft ./e2e/virtual one run of Raft
