@@ -141,12 +141,7 @@ type StepPlan struct {
 	ProcessManager *ProcessManager `protobuf:"bytes,22,opt,name=process_manager,json=processManager,proto3" json:"process_manager,omitempty"`
 	// Signals before the time limit.
 	Warnings []*Warning `protobuf:"bytes,23,rep,name=warnings,proto3" json:"warnings,omitempty"`
-	// Absolute paths of programs that run as the user, one after the other, before each task is executed. Lines "export NAME=VALUE",
-	// "unset NAME" and "print TEXT" of their output are carried out. One that fails fails its task. From version 2.
-	TaskPrologs []string `protobuf:"bytes,24,rep,name=task_prologs,json=taskPrologs,proto3" json:"task_prologs,omitempty"`
-	// Absolute paths of programs that run as the user, one after the other, after each task that ended before KILL was sent. From version 2.
-	TaskEpilogs []string `protobuf:"bytes,25,rep,name=task_epilogs,json=taskEpilogs,proto3" json:"task_epilogs,omitempty"`
-	// Milliseconds that each of these programs may take; 0 means without end.
+	// Milliseconds that each program around a task may take; 0 means without end.
 	TaskProgramTimeoutMs uint32 `protobuf:"varint,26,opt,name=task_program_timeout_ms,json=taskProgramTimeoutMs,proto3" json:"task_program_timeout_ms,omitempty"`
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
@@ -339,20 +334,6 @@ func (x *StepPlan) GetProcessManager() *ProcessManager {
 func (x *StepPlan) GetWarnings() []*Warning {
 	if x != nil {
 		return x.Warnings
-	}
-	return nil
-}
-
-func (x *StepPlan) GetTaskPrologs() []string {
-	if x != nil {
-		return x.TaskPrologs
-	}
-	return nil
-}
-
-func (x *StepPlan) GetTaskEpilogs() []string {
-	if x != nil {
-		return x.TaskEpilogs
 	}
 	return nil
 }
@@ -936,7 +917,12 @@ type TaskPlan struct {
 	// stdout; input is typed there, and its end is the terminal's end-of-file character. From version 2.
 	Terminal *Terminal `protobuf:"bytes,9,opt,name=terminal,proto3" json:"terminal,omitempty"`
 	// Lines for its standard error before it is executed; "%p" is its process id. From version 2.
-	Lines         []string `protobuf:"bytes,10,rep,name=lines,proto3" json:"lines,omitempty"`
+	Lines []string `protobuf:"bytes,10,rep,name=lines,proto3" json:"lines,omitempty"`
+	// Absolute paths of programs that run as the user, one after the other, before it is executed. Lines "export NAME=VALUE", "unset NAME"
+	// and "print TEXT" of their output are carried out. One that fails fails the task. From version 2.
+	Prologs []string `protobuf:"bytes,11,rep,name=prologs,proto3" json:"prologs,omitempty"`
+	// Absolute paths of programs that run as the user, one after the other, after it has ended, unless KILL was sent before. From version 2.
+	Epilogs       []string `protobuf:"bytes,12,rep,name=epilogs,proto3" json:"epilogs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1037,6 +1023,20 @@ func (x *TaskPlan) GetTerminal() *Terminal {
 func (x *TaskPlan) GetLines() []string {
 	if x != nil {
 		return x.Lines
+	}
+	return nil
+}
+
+func (x *TaskPlan) GetPrologs() []string {
+	if x != nil {
+		return x.Prologs
+	}
+	return nil
+}
+
+func (x *TaskPlan) GetEpilogs() []string {
+	if x != nil {
+		return x.Epilogs
 	}
 	return nil
 }
@@ -2221,7 +2221,7 @@ var File_muster_supervisor_v1_supervisor_proto protoreflect.FileDescriptor
 
 const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\n" +
-	"%muster/supervisor/v1/supervisor.proto\x12\x14muster.supervisor.v1\x1a\x17muster/api/v1/job.proto\"\xe5\a\n" +
+	"%muster/supervisor/v1/supervisor.proto\x12\x14muster.supervisor.v1\x1a\x17muster/api/v1/job.proto\"\xab\a\n" +
 	"\bStepPlan\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
 	"\x05label\x18\x02 \x01(\tR\x05label\x124\n" +
@@ -2248,11 +2248,9 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\x04nice\x18\x14 \x01(\x11H\x00R\x04nice\x88\x01\x01\x12\x12\n" +
 	"\x04node\x18\x15 \x01(\tR\x04node\x12M\n" +
 	"\x0fprocess_manager\x18\x16 \x01(\v2$.muster.supervisor.v1.ProcessManagerR\x0eprocessManager\x129\n" +
-	"\bwarnings\x18\x17 \x03(\v2\x1d.muster.supervisor.v1.WarningR\bwarnings\x12!\n" +
-	"\ftask_prologs\x18\x18 \x03(\tR\vtaskPrologs\x12!\n" +
-	"\ftask_epilogs\x18\x19 \x03(\tR\vtaskEpilogs\x125\n" +
+	"\bwarnings\x18\x17 \x03(\v2\x1d.muster.supervisor.v1.WarningR\bwarnings\x125\n" +
 	"\x17task_program_timeout_ms\x18\x1a \x01(\rR\x14taskProgramTimeoutMsB\a\n" +
-	"\x05_nice\"h\n" +
+	"\x05_niceJ\x04\b\x18\x10\x19J\x04\b\x19\x10\x1a\"h\n" +
 	"\aWarning\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\rR\x06signal\x12\x19\n" +
@@ -2294,7 +2292,7 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\amapping\x18\x05 \x01(\tR\amapping\x12\x10\n" +
 	"\x03key\x18\x06 \x01(\fR\x03key\x12\x16\n" +
 	"\x06listen\x18\a \x01(\tR\x06listen\x12\x14\n" +
-	"\x05nodes\x18\b \x01(\rR\x05nodes\"\xaa\x02\n" +
+	"\x05nodes\x18\b \x01(\rR\x05nodes\"\xde\x02\n" +
 	"\bTaskPlan\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04args\x18\x02 \x03(\tR\x04args\x12\x10\n" +
@@ -2309,7 +2307,9 @@ const file_muster_supervisor_v1_supervisor_proto_rawDesc = "" +
 	"\bcpu_mask\x18\b \x03(\x04R\acpuMask\x12:\n" +
 	"\bterminal\x18\t \x01(\v2\x1e.muster.supervisor.v1.TerminalR\bterminal\x12\x14\n" +
 	"\x05lines\x18\n" +
-	" \x03(\tR\x05lines\"\xab\x01\n" +
+	" \x03(\tR\x05lines\x12\x18\n" +
+	"\aprologs\x18\v \x03(\tR\aprologs\x12\x18\n" +
+	"\aepilogs\x18\f \x03(\tR\aepilogs\"\xab\x01\n" +
 	"\tTaskState\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x14\n" +
