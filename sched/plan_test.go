@@ -112,6 +112,10 @@ func finish(w *world, r *rand.Rand) {
 				n := w.nodes[nid]
 				n.UsedCPUs, n.UsedGPUs = without(n.UsedCPUs, g.CPUs), without(n.UsedGPUs, g.GPUs)
 				n.UsedMemoryMB -= g.MemoryMB
+				n.UsedGres = slices.Clone(n.UsedGres)
+				for i, s := range n.UsedGres {
+					n.UsedGres[i].Units = without(s.Units, unitsIn(g.Gres, s.Name))
+				}
 				n.Owners--
 				w.nodes[nid] = n
 			}

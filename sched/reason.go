@@ -177,6 +177,7 @@ func (v *View) absent(s *classShape, names bool) string {
 		{func(n *node) bool { return n.State == NodeDrained }, "drained"},
 		{func(n *node) bool { return n.State == NodeDown }, "down"},
 		{func(n *node) bool { return n.State == NodeUp && n.suspect }, "silent"},
+		{func(n *node) bool { return n.State == NodeUp && v.idx.capacity(n.usable, s) == 0 }, "short of devices that can be used"},
 	} {
 		count, first := 0, (*node)(nil)
 		s.part.slots.each(func(slot int) bool {
@@ -191,8 +192,12 @@ func (v *View) absent(s *classShape, names bool) string {
 		})
 		if count > 0 {
 			fmt.Fprintf(&b, ", %s %s", isAre(count), state.word)
-			if names && first.Reason != "" {
-				fmt.Fprintf(&b, " (%s: %s)", first.Name, first.Reason)
+			why := first.Reason
+			if why == "" && first.State == NodeUp {
+				why = first.Faults
+			}
+			if names && why != "" {
+				fmt.Fprintf(&b, " (%s: %s)", first.Name, why)
 			} else if names {
 				fmt.Fprintf(&b, " (%s)", first.Name)
 			}

@@ -41,7 +41,8 @@ func TestAReplacementSatisfiesTheRequestAndMovesNobodyWhoStays(t *testing.T) {
 				impossible++
 				for _, n := range w.nodes {
 					a, b := n, w.nodes[leave]
-					if n.State == NodeUp && n.Owners == 0 && n.ID != avoid && a.CPUs == b.CPUs && a.MemoryMB == b.MemoryMB && slices.Equal(a.GPUs, b.GPUs) &&
+					if n.State == NodeUp && n.Owners == 0 && n.ID != avoid && a.CPUs == b.CPUs && a.MemoryMB == b.MemoryMB && slices.Equal(a.GPUs, b.GPUs) && slices.Equal(a.Gres, b.Gres) &&
+						a.UnusableCPUs.Equal(b.UnusableCPUs) && a.UnusableGPUs.Equal(b.UnusableGPUs) &&
 						!slices.Contains(nodes, n.ID) && !slices.Contains(ask.Job.Request.Exclude, n.Name) && !slices.Contains(ask.Job.Request.Include, b.Name) {
 						t.Fatalf("seed %d: node %s is idle and equal to %s, and does not take its place in %+v", seed, n.Name, b.Name, ask.Job)
 					}

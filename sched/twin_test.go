@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+
+	"github.com/muster-hpc/muster/proto/wiring"
 )
 
 // world is a small cluster for tests: what a View is fed with, kept plainly.
@@ -57,6 +59,7 @@ func (w *world) apply(p Placement, now Time) error {
 			rank++
 			n.UsedCPUs, n.UsedGPUs = n.UsedCPUs.with(g.CPUs), n.UsedGPUs.with(g.GPUs)
 			n.UsedMemoryMB += g.MemoryMB
+			n.UsedGres = plusUnits(n.UsedGres, g.Gres)
 			n.Owners++
 			w.nodes[id] = n
 		}
@@ -98,13 +101,131 @@ func (w *world) constraints(j Job, part *Partition, p Placement) error {
 			if g.CPUs.countIn(upTo(int(n.CPUs))) != g.CPUs.Count() || g.GPUs.Count() != g.GPUs.countIn(gpuMask(n, "")) {
 				return fmt.Errorf("node %s does not have these devices", n.Name)
 			}
-			nodes = append(nodes, layout{n, int(g.Tasks), g.GPUs.Count(), g.GPUs.countIn(gpuMask(n, j.Request.GPUType)), g.CPUs.Count(), g.MemoryMB})
+			if g.CPUs.Overlaps(n.UnusableCPUs) || g.GPUs.Overlaps(n.UnusableGPUs) {
+				return fmt.Errorf("devices of node %s that are not usable", n.Name)
+			}
+			if err := others(n, g, j.Request); err != nil {
+				return err
+			}
+			nodes = append(nodes, layout{n, int(g.Tasks), g.GPUs.Count(), g.GPUs.countIn(gpuMask(n, oneType(j.Request))), g.CPUs.Count(), g.MemoryMB})
 		}
 	}
 	if why := allowed(j, part, nodes); why != "" {
 		return fmt.Errorf("%s", why)
 	}
 	return nil
+}
+
+// numbers has the numbers of a node's units of a name, of one type or of any.
+func numbers(n Node, name, kind string) (all []int) {
+	next := 0
+	for _, g := range n.Gres {
+		for range g.Count {
+			if g.Name == name {
+				if kind == "" || g.Type == kind {
+					all = append(all, next)
+				}
+				next++
+			}
+		}
+	}
+	return all
+}
+
+// others checks the other devices of a placement, and the types of its GPUs where several are asked.
+func others(n Node, g Group, r Request) error {
+	asked := map[string]int{}
+	for _, want := range r.Gres {
+		have := 0
+		if want.Name == "gpu" {
+			have = g.GPUs.countIn(gpuMask(n, want.Type))
+		} else {
+			asked[want.Name] += int(want.Count)
+			for _, unit := range numbers(n, want.Name, want.Type) {
+				if unitsIn(g.Gres, want.Name).Has(unit) {
+					have++
+				}
+			}
+		}
+		if have < int(want.Count) {
+			return fmt.Errorf("node %s gives %d of %+v", n.Name, have, want)
+		}
+	}
+	for _, s := range g.Gres {
+		own := 0
+		for _, unit := range numbers(n, s.Name, "") {
+			if s.Units.Has(unit) {
+				own++
+			}
+		}
+		if s.Units.Overlaps(unitsIn(n.UsedGres, s.Name)) || own != s.Units.Count() || own != asked[s.Name] {
+			return fmt.Errorf("node %s gives units %v of %s; %d are asked", n.Name, s.Units, s.Name, asked[s.Name])
+		}
+	}
+	return nil
+}
+
+// oneType is the type that all GPUs of a request must have; empty if there are several or any will do.
+func oneType(r Request) string {
+	kind, count := r.GPUType, 0
+	for _, g := range r.Gres {
+		if g.Name == "gpu" && g.Count > 0 {
+			if count++; count > 1 && g.Type != kind {
+				return ""
+			}
+			kind = g.Type
+		}
+	}
+	return kind
+}
+
+// gpusPerNode is what a request says of each node.
+func gpusPerNode(r Request) int {
+	sum := int(r.GPUsPerNode)
+	for _, g := range r.Gres {
+		if g.Name == "gpu" {
+			sum += int(g.Count)
+		}
+	}
+	return sum
+}
+
+// hasOthers tells whether enough is free on a node of what a request asks besides CPUs, memory and a number of GPUs.
+func hasOthers(n Node, r Request) bool {
+	total := map[string]int{}
+	for _, want := range r.Gres {
+		same := 0 // asked of this type
+		for _, o := range r.Gres {
+			if o.Name == want.Name && o.Type == want.Type {
+				same += int(o.Count)
+			}
+		}
+		free := 0
+		if want.Name == "gpu" {
+			free = without(gpuMask(n, want.Type), n.UsedGPUs.with(n.UnusableGPUs)).Count()
+		} else {
+			total[want.Name] += int(want.Count)
+			for _, unit := range numbers(n, want.Name, want.Type) {
+				if !unitsIn(n.UsedGres, want.Name).Has(unit) {
+					free++
+				}
+			}
+		}
+		if free < same {
+			return false
+		}
+	}
+	for name, count := range total {
+		for _, unit := range numbers(n, name, "") {
+			if !unitsIn(n.UsedGres, name).Has(unit) {
+				count--
+			}
+		}
+		if count > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 func gpuMask(n Node, typ string) Mask {
@@ -135,7 +256,7 @@ func allowed(j Job, part *Partition, nodes []layout) string {
 		if n.State != NodeUp || !slices.Contains(part.Nodes, n.ID) || slices.Contains(r.Exclude, n.Name) {
 			return "node " + n.Name + " is not eligible"
 		}
-		if whole && (n.Owners > 0 || l.cpus != int(n.CPUs) || l.gpus != gpuMask(n, "").Count()) {
+		if whole && (n.Owners > 0 || l.cpus != without(upTo(int(n.CPUs)), n.UnusableCPUs).Count() || l.gpus != without(gpuMask(n, ""), n.UnusableGPUs).Count()) {
 			return "not the whole node"
 		}
 		if !whole && l.typed != l.gpus {
@@ -192,8 +313,8 @@ func allowedNode(r Request, part *Partition, whole bool, l layout) string {
 	}
 	gpus := 0
 	switch {
-	case r.GPUsPerNode > 0:
-		gpus = int(r.GPUsPerNode)
+	case gpusPerNode(r) > 0:
+		gpus = gpusPerNode(r)
 	case r.GPUsPerTask > 0:
 		gpus = l.tasks * int(r.GPUsPerTask)
 	case r.GPUsTotal > 0:
@@ -258,7 +379,12 @@ func (w *world) possible(j Job, part *Partition) bool {
 
 // layouts are all ways in which a node could take part.
 func (w *world) layouts(j Job, part *Partition, n Node, most int) []layout {
-	freeCPUs, freeGPUs := int(n.CPUs)-n.UsedCPUs.Count(), gpuMask(n, j.Request.GPUType).Count()-n.UsedGPUs.countIn(gpuMask(n, j.Request.GPUType))
+	usableCPUs, usableGPUs := without(upTo(int(n.CPUs)), n.UnusableCPUs), without(gpuMask(n, ""), n.UnusableGPUs)
+	freeCPUs := without(usableCPUs, n.UsedCPUs).Count()
+	freeGPUs := without(gpuMask(n, oneType(j.Request)), n.UsedGPUs.with(n.UnusableGPUs)).Count()
+	if !hasOthers(n, j.Request) {
+		return nil
+	}
 	freeMemory := n.MemoryMB - n.UsedMemoryMB
 	r := j.Request
 	whole := r.Whole || part.Exclusive
@@ -278,10 +404,10 @@ func (w *world) layouts(j Job, part *Partition, n Node, most int) []layout {
 				l.memory = n.MemoryMB
 			}
 			if whole {
-				if l.cpus > int(n.CPUs) || l.memory > n.MemoryMB {
+				if l.cpus > usableCPUs.Count() || l.memory > n.MemoryMB {
 					continue
 				}
-				l.cpus, l.gpus = int(n.CPUs), gpuMask(n, "").Count()
+				l.cpus, l.gpus = usableCPUs.Count(), usableGPUs.Count()
 			}
 			if l.cpus <= freeCPUs && l.memory <= freeMemory && allowedNode(r, part, whole, l) == "" {
 				out = append(out, l)
@@ -305,6 +431,7 @@ func randomWorld(r *rand.Rand) *world {
 		if r.IntN(8) == 0 {
 			node.State = []NodeState{NodeDrained, NodeDown}[r.IntN(2)]
 		}
+		ail(r, &node)
 		w.nodes[id] = node
 		all = append(all, id)
 	}
@@ -316,6 +443,26 @@ func randomWorld(r *rand.Rand) *world {
 		w.jobs[JobID(i+10)] = randomJob(r, JobID(i+10), n)
 	}
 	return w
+}
+
+// ail gives a node other devices, wiring, and things that are wrong with it.
+func ail(r *rand.Rand, n *Node) {
+	if r.IntN(2) == 0 {
+		n.Gres = []Gres{{"ib", "x", r.Uint32N(3)}, {"licence", "", r.Uint32N(3)}, {"ib", "y", r.Uint32N(2)}}
+	}
+	if r.IntN(4) == 0 && len(n.GPUs) > 0 {
+		n.UnusableGPUs = Mask{1 << r.IntN(len(n.GPUs))}
+	}
+	if r.IntN(8) == 0 {
+		n.UnusableCPUs = Mask{1 << r.IntN(4)} // perhaps one that it does not have
+	}
+	n.Degraded = r.IntN(6) == 0
+	if r.IntN(2) == 0 {
+		for i := range n.GPUs {
+			n.Wiring = append(n.Wiring, wiring.Device{NUMA: i % 2, Board: wiring.Unknown})
+			n.NearCPUs = append(n.NearCPUs, Mask{1 << (i % 4)})
+		}
+	}
 }
 
 func randomJob(r *rand.Rand, id JobID, nodes int) Job {
@@ -331,7 +478,15 @@ func randomJob(r *rand.Rand, id JobID, nodes int) Job {
 	if q.NodesMin > 0 {
 		q.NodesMax = q.NodesMin + maybe(2)
 	}
-	switch r.IntN(5) {
+	if r.IntN(4) == 0 {
+		q.Gres = append(q.Gres, Gres{"ib", []string{"", "x", "y"}[r.IntN(3)], some(2)})
+	}
+	if r.IntN(8) == 0 {
+		q.Gres = append(q.Gres, Gres{"licence", "", some(2)}, Gres{"ib", "", some(1)})
+	}
+	switch r.IntN(6) {
+	case 5:
+		q.Gres = append(q.Gres, Gres{"gpu", "a", some(1)}, Gres{"gpu", []string{"b", ""}[r.IntN(2)], 1 + some(1)})
 	case 0:
 		q.GPUsPerNode = some(3)
 	case 1:
@@ -339,7 +494,7 @@ func randomJob(r *rand.Rand, id JobID, nodes int) Job {
 	case 2:
 		q.GPUsPerTask = some(2)
 	}
-	if r.IntN(4) == 0 {
+	if r.IntN(4) == 0 && gpusPerNode(Request{Gres: q.Gres}) == 0 {
 		q.GPUType = "a"
 	}
 	switch r.IntN(8) {

@@ -308,6 +308,7 @@ func nodeSpec(name string) *apiv1.NodeSpec {
 	for i := range uint32(8) {
 		s.Gpus = append(s.Gpus, &apiv1.Gpu{Index: i, Type: "h100"})
 	}
+	s.Gres = []*apiv1.Gres{{Name: "ib", Type: "cx7", Count: 3}}
 	return s
 }
 

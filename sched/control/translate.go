@@ -18,6 +18,8 @@ type mirror struct {
 	// configured is the revision of the configuration that partitions were taken from; members the number of nodes then.
 	configured *apiv1.Revision
 	members    map[sched.NodeID]string
+	// hardware is what nodes have, made once for each specification.
+	hardware map[sched.NodeID]hardware
 	// nodesOnly leaves jobs and claims out.
 	nodesOnly bool
 }
@@ -54,7 +56,7 @@ func (m *mirror) follow(v *fsm.View) (rebuilt bool) {
 }
 
 func (m *mirror) rebuild(v *fsm.View) {
-	m.view, m.members = sched.NewView(), map[sched.NodeID]string{}
+	m.view, m.members, m.hardware = sched.NewView(), map[sched.NodeID]string{}, map[sched.NodeID]hardware{}
 	for n := range v.Nodes() {
 		m.node(v, n.Number)
 	}
@@ -77,22 +79,22 @@ func (m *mirror) node(v *fsm.View, number uint32) bool {
 		m.view.RemoveNode(id)
 		_, known := m.members[id]
 		delete(m.members, id)
+		delete(m.hardware, id)
 		return known
 	}
 	s := n.Spec
+	h := m.hardware[id]
+	if h.spec != s {
+		h = hardwareOf(s)
+		m.hardware[id] = h
+	}
 	node := sched.Node{
 		ID: id, Name: s.Name, Epoch: n.Epoch, Reason: n.Reason, CPUs: s.Cpus, MemoryMB: s.MemoryMb,
 		UsedCPUs: n.CpusAllocatedMask, UsedGPUs: n.GpusAllocatedMask, UsedMemoryMB: n.MemoryAllocatedMb, Owners: len(n.Owners),
+		UnusableCPUs: n.CpusUnusableMask, UnusableGPUs: n.GpusUnusableMask, UsedGres: shares(n.GresAllocated),
+		GPUs: h.gpus, Wiring: h.wiring, NearCPUs: h.near, Gres: h.gres,
 	}
-	for _, g := range s.Gpus {
-		for int(g.Index) >= len(node.GPUs) {
-			node.GPUs = append(node.GPUs, "")
-		}
-		node.GPUs[g.Index] = g.Type
-		if g.Type == "" {
-			node.GPUs[g.Index] = "gpu"
-		}
-	}
+	ailments(n, &node)
 	switch {
 	case n.State != apiv1.NodeState_NODE_STATE_UP:
 		node.State = sched.NodeDown
@@ -150,7 +152,7 @@ func waitingJob(j *apiv1.Job) sched.Job {
 
 // groupOf is a group of nodes, only those that are among some, or all if that is nil.
 func groupOf(g *apiv1.NodeGroup, some map[uint32]bool) sched.Group {
-	group := sched.Group{CPUs: g.CpuMask, GPUs: g.GpuMask, MemoryMB: g.MemoryMb, Tasks: g.Tasks}
+	group := sched.Group{CPUs: g.CpuMask, GPUs: g.GpuMask, MemoryMB: g.MemoryMb, Tasks: g.Tasks, Gres: shares(g.Gres)}
 	for _, n := range g.Nodes {
 		if some == nil || some[n] {
 			group.Nodes = append(group.Nodes, sched.NodeID(n))
@@ -165,7 +167,11 @@ func request(r *apiv1.ResourceRequest) sched.Request {
 		CPUsPerTask: r.GetCpusPerTask(), MemoryPerNodeMB: r.GetMemoryPerNodeMb(), MemoryPerCPUMB: r.GetMemoryPerCpuMb(),
 		MemoryPerGPUMB: r.GetMemoryPerGpuMb(), MemoryAll: r.GetMemoryAll(), GPUsPerNode: r.GetGpusPerNode(),
 		GPUsTotal: r.GetGpusTotal(), GPUsPerTask: r.GetGpusPerTask(), GPUType: r.GetGpuType(), Whole: r.GetExclusive(),
-		Include: r.GetNodeList(), Exclude: r.GetExclude(),
+		Include: r.GetNodeList(), Exclude: r.GetExclude(), TasksPerGPU: r.GetNtasksPerGpu(), CPUsPerGPU: r.GetCpusPerGpu(),
+		Overcommit: r.GetOvercommit(),
+	}
+	for _, g := range r.GetGres() {
+		asked.Gres = append(asked.Gres, sched.Gres{Name: g.Name, Type: g.Type, Count: g.Count})
 	}
 	// One task with memory for each of its GPUs has them on one node: so fsm checks and shows it.
 	if asked.MemoryPerGPUMB > 0 && asked.GPUsTotal > 0 && asked.GPUsPerTask == 0 && asked.GPUsPerNode == 0 && asked.Tasks == 0 &&
@@ -252,6 +258,9 @@ func placement(p *sched.Placement) *apiv1.Placement {
 	out := &apiv1.Placement{Epochs: p.Epochs}
 	for _, g := range p.Groups {
 		group := &apiv1.NodeGroup{CpuMask: g.CPUs, GpuMask: g.GPUs, MemoryMb: g.MemoryMB, Tasks: g.Tasks}
+		for _, s := range g.Gres {
+			group.Gres = append(group.Gres, &apiv1.GresShare{Name: s.Name, Mask: s.Units})
+		}
 		for _, n := range g.Nodes {
 			group.Nodes = append(group.Nodes, uint32(n))
 		}

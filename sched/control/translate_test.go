@@ -63,13 +63,17 @@ func random(r *rig, rnd *rand.Rand) {
 	node := v.NodeByName(name)
 	id := 1 + rnd.Uint32N(12)
 	a := v.Attempt(id, v.Job(id).GetStatus().GetAttempt())
-	switch rnd.IntN(11) {
+	switch rnd.IntN(12) {
 	case 0, 1:
 		do(&apiv1.Principal{Kind: apiv1.PrincipalKind_PRINCIPAL_KIND_NODE, Name: name}, &logv1.Command{Op: &logv1.Command_JoinNode{JoinNode: &logv1.JoinNode{
 			Spec: nodeSpec(name), Instance: &apiv1.Instance{BootId: fmt.Sprint(rnd.IntN(2)), Nonce: "1"}, TakesOver: true}}})
 	case 2, 3:
 		s := spec(1 + rnd.Uint32N(2))
 		s.Resources.GpusPerNode = 4
+		if rnd.IntN(2) == 0 {
+			s.Resources.GpusPerNode = 0
+			s.Resources.Gres = []*apiv1.GresRequest{{Name: "gpu", Type: "h100", Count: 2}, {Name: "ib", Count: 1}}
+		}
 		s.Hold = rnd.IntN(4) == 0
 		s.AutomaticRecovery = rnd.IntN(2) == 0
 		do(root, &logv1.Command{Op: &logv1.Command_SubmitJobs{SubmitJobs: &logv1.SubmitJobs{Specs: []*apiv1.JobSpec{s},
@@ -79,6 +83,10 @@ func random(r *rig, rnd *rand.Rand) {
 		m.rebuild(v)
 		for _, cmd := range placements(m, v) {
 			do(self, cmd)
+			place := cmd.GetPlace()
+			if got := r.log.View().Attempt(place.JobId, place.Attempt); got == nil {
+				r.t.Fatalf("what the planner decided was refused: %v", place)
+			}
 		}
 	case 6:
 		if a != nil {
@@ -109,6 +117,18 @@ func random(r *rig, rnd *rand.Rand) {
 			req = &apiv1.UpdateNodesRequest{Names: []string{name}, Change: &apiv1.UpdateNodesRequest_Resume{Resume: true}}
 		}
 		do(root, &logv1.Command{Op: &logv1.Command_UpdateNodes{UpdateNodes: &logv1.UpdateNodes{Request: req}}})
+	case 11:
+		if node == nil {
+			break
+		}
+		report := &logv1.ReportHealth{Node: node.Number, Epoch: node.Epoch, Instance: node.Instance}
+		for i := range rnd.IntN(3) {
+			report.Conditions = append(report.Conditions, &apiv1.Condition{
+				Owner: "test", Code: fmt.Sprintf("C%d", i), Severity: apiv1.ConditionSeverity(1 + rnd.IntN(3)), Reason: "x",
+				GpuMask: []uint64{rnd.Uint64() & 0xff & rnd.Uint64()}, EndsWork: rnd.IntN(4) == 0,
+			})
+		}
+		do(&apiv1.Principal{Kind: apiv1.PrincipalKind_PRINCIPAL_KIND_NODE, Name: name}, &logv1.Command{Op: &logv1.Command_ReportHealth{ReportHealth: report}})
 	}
 	if err := fsm.CheckInvariants(r.log.View()); err != nil {
 		r.t.Fatal(err)
