@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -67,6 +69,15 @@ type Options struct {
 	NoStdout, NoStderr bool
 	// FirstEnd, if set, is called once, when the first task has ended and others run.
 	FirstEnd func()
+	// Started, if set, is called once, when the tasks of a node were executed.
+	Started func()
+	// Progress, if set, is told which tasks run and have ended.
+	Progress *Progress
+	// Terminal, if set, is the terminal of rank 0 (a step with a pty): its size is sent to the step, at the start and after each
+	// value of Resized.
+	Terminal *Terminal
+	// Resized tells that the size of Terminal has changed.
+	Resized <-chan os.Signal
 	// Quiet leaves out the messages about how tasks ended.
 	Quiet bool
 	// Created is the answer of CreateStep, if the caller has it: it saves a question.
@@ -96,17 +107,18 @@ var ErrOutput = errors.New("cannot write the output of tasks")
 // It returns ctx.Err() when ctx ends first, and an error that wraps ErrOutput when output cannot be written; the step
 // goes on in both cases. Refusals (no such step, not the owner) are returned as they came.
 func Attach(ctx context.Context, c Cluster, o Options) (Outcome, error) {
-	a := &attachment{cluster: c, options: o, nodes: map[string]*nodeReader{}, events: make(chan event)}
+	a := &attachment{cluster: c, options: o, nodes: map[string]*nodeReader{}, events: make(chan event), sizes: make(chan struct{}, 1)}
 	return a.run(ctx)
 }
 
-// event is what goroutines tell the loop; one field is set.
+// event is what goroutines tell the loop; one field is set, and reader besides exits, started and ended.
 type event struct {
-	step   *apiv1.GetStepResponse
-	reader *nodeReader // with exits
-	exits  []*apiv1.TaskExit
-	first  bool // a task has ended
-	err    error
+	step    *apiv1.GetStepResponse
+	reader  *nodeReader
+	exits   []*apiv1.TaskExit // all of the node's
+	started bool              // the tasks of the node were executed
+	ended   []*apiv1.TaskExit // tasks of the node that ended while others run
+	err     error
 }
 
 // attachment is one call of Attach. Its fields belong to the loop in run, except where said otherwise.
@@ -125,14 +137,16 @@ type attachment struct {
 	// toldStart and toldEnd: the trace has the times of the step's record.
 	toldStart, toldEnd bool
 
-	targetsMu sync.Mutex // guards targets, which the feeder reads
+	targetsMu sync.Mutex // guards targets and terminal, which the feeder and the one who sends sizes read
 	targets   []string   // agents that take stdin
+	terminal  string     // the agent of rank 0
+	sizes     chan struct{}
 }
 
 // nodeReader is one node that has tasks of the step.
 type nodeReader struct {
 	share  *apiv1.NodeShare
-	first  uint32 // lowest rank there
+	ranks  []uint32 // there, ascending
 	cancel context.CancelFunc
 	done   bool
 	exits  []*apiv1.TaskExit
@@ -191,7 +205,10 @@ func (a *attachment) run(parent context.Context) (Outcome, error) {
 	a.spawn(func() { a.watch(ctx) })
 	if a.options.Stdin != nil {
 		// The feeder is not waited for: a blocked Read of a terminal cannot be interrupted.
-		go a.feed(ctx)
+		go a.guarded(func() { a.feed(ctx) })
+	}
+	if a.options.Terminal != nil {
+		a.spawn(func() { a.resize(ctx) })
 	}
 	for !a.finished() {
 		select {
@@ -219,7 +236,18 @@ func (a *attachment) run(parent context.Context) (Outcome, error) {
 // spawn runs f in a goroutine that run waits for.
 func (a *attachment) spawn(f func()) {
 	a.group.Add(1)
-	go func() { defer a.group.Done(); f() }()
+	go func() { defer a.group.Done(); a.guarded(f) }()
+}
+
+// guarded calls f; if that panics, the terminal is put back first, because the panic ends the program.
+func (a *attachment) guarded(f func()) {
+	defer func() {
+		if p := recover(); p != nil {
+			a.options.Terminal.Restore()
+			panic(p)
+		}
+	}()
+	f()
 }
 
 // question asks for the step, held for at most wait.
@@ -241,10 +269,22 @@ func (a *attachment) take(ctx context.Context, e event) error {
 			a.ended = time.NewTicker(drainLook)
 			a.looks = a.ended.C
 		}
-	case e.first:
+	case e.started:
+		a.options.Progress.began(e.reader.ranks)
+		if started := a.options.Started; started != nil {
+			a.options.Started = nil
+			started()
+		}
+		select {
+		case a.sizes <- struct{}{}: // what the size was when the step was made may be wrong by now
+		default:
+		}
+	case len(e.ended) > 0:
+		a.options.Progress.over(e.ended)
 		a.firstEnd()
 	case e.reader != nil && !e.reader.done:
 		e.reader.done, e.reader.exits = true, e.exits
+		a.options.Progress.over(e.exits)
 		a.options.Trace.Mark("ended on " + e.reader.share.GetNode())
 		a.printer.report(e.reader.share.GetNode(), e.exits)
 		a.firstEnd()
@@ -269,23 +309,21 @@ func (a *attachment) adopt(ctx context.Context, step *apiv1.Step, shares []*apiv
 	}
 	current := map[string]bool{}
 	var targets []string
-	rank := uint32(0)
-	for _, share := range shares {
-		first := rank
-		rank += share.GetTasks()
-		if share.GetTasks() == 0 {
-			continue
-		}
-		address := share.GetAgentAddress()
+	terminal := ""
+	for _, on := range byNode(shares) {
+		address := on.share.GetAgentAddress()
 		current[address] = true
-		if only := a.options.StdinRank; only < 0 || uint32(only) >= first && uint32(only) < rank {
+		if only := a.options.StdinRank; only < 0 || slices.Contains(on.ranks, uint32(only)) {
 			targets = append(targets, address)
+		}
+		if slices.Contains(on.ranks, 0) {
+			terminal = address
 		}
 		if a.nodes[address] != nil {
 			continue
 		}
 		readCtx, cancel := context.WithCancel(ctx)
-		reader := &nodeReader{share: share, first: first, cancel: cancel}
+		reader := &nodeReader{share: on.share, ranks: on.ranks, cancel: cancel}
 		a.nodes[address] = reader
 		a.spawn(func() { a.read(readCtx, reader) })
 	}
@@ -296,7 +334,7 @@ func (a *attachment) adopt(ctx context.Context, step *apiv1.Step, shares []*apiv
 		}
 	}
 	a.targetsMu.Lock()
-	a.targets = targets
+	a.targets, a.terminal = targets, terminal
 	a.targetsMu.Unlock()
 }
 
@@ -338,7 +376,7 @@ func (a *attachment) settle() {
 		}
 		reader.cancel()
 		reader.done = true
-		reader.exits = within(a.step.GetExits(), reader.first, reader.share.GetTasks())
+		reader.exits = within(a.step.GetExits(), reader.ranks)
 		a.printer.report(reader.share.GetNode(), reader.exits)
 		if a.step.GetStartTime() == nil && len(reader.exits) == 0 {
 			continue // its tasks were never executed: there is no output
@@ -431,22 +469,6 @@ func ended(step *apiv1.Step) bool {
 		return false
 	}
 	return true
-}
-
-// within cuts the exits of ranks [first, first+count) out of a step's exits.
-func within(exits []*apiv1.TaskExit, first, count uint32) []*apiv1.TaskExit {
-	var out []*apiv1.TaskExit
-	for _, e := range exits {
-		from, to := max(e.GetFirstRank(), first), min(e.GetFirstRank()+e.GetCount(), first+count)
-		if from >= to {
-			continue
-		}
-		out = append(out, &apiv1.TaskExit{
-			FirstRank: from, Count: to - from, Code: e.GetCode(), Signal: e.GetSignal(), LaunchError: e.GetLaunchError(),
-			OutOfMemory: e.GetOutOfMemory(), EndedBySupervisor: e.GetEndedBySupervisor(),
-		})
-	}
-	return out
 }
 
 // tell gives an event to the loop, unless the attachment is over.

@@ -49,7 +49,7 @@ const beyond = uint64(1) << 62
 // skipped are the offsets to begin at: beyond everything for streams that nobody wants to see.
 func (a *attachment) skipped(reader *nodeReader) map[source]uint64 {
 	offsets := map[source]uint64{}
-	for rank := reader.first; rank < reader.first+reader.share.GetTasks(); rank++ {
+	for _, rank := range reader.ranks {
 		for _, stream := range []nodev1.OutputStream{nodev1.OutputStream_OUTPUT_STREAM_STDOUT, nodev1.OutputStream_OUTPUT_STREAM_STDERR} {
 			if at := (source{rank, stream}); !a.wanted(at) {
 				offsets[at] = beyond
@@ -84,16 +84,15 @@ func (a *attachment) readOnce(ctx context.Context, reader *nodeReader, offsets m
 		}
 		progress = true
 		reader.contact.came()
-		if len(piece.GetEnded()) > 0 {
-			a.tell(ctx, event{first: true})
-		}
 		switch {
 		case len(piece.GetExits()) > 0:
 			return piece.GetExits(), true, nil
 		case piece.GetStarted():
 			a.options.Trace.Mark("started on " + reader.share.GetNode())
+			a.tell(ctx, event{reader: reader, started: true})
 			continue
 		case len(piece.GetEnded()) > 0:
+			a.tell(ctx, event{reader: reader, ended: piece.GetEnded()})
 			continue
 		}
 		a.print(reader, piece, offsets)

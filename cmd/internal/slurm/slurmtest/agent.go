@@ -2,6 +2,7 @@ package slurmtest
 
 import (
 	"context"
+	"strconv"
 	"sync"
 
 	"connectrpc.com/connect/v2"
@@ -31,6 +32,7 @@ type Agent struct {
 	Ended bool
 	Reads []*nodev1.ReadOutputRequest
 	Wrote chan struct{} // closed when stdin has ended; set before the first call
+	Sizes []*nodev1.ResizeTerminalRequest
 }
 
 // ReadOutput sends the script.
@@ -94,6 +96,32 @@ func (a *Agent) WriteInput(_ context.Context, r *nodev1.WriteInputRequest) (*nod
 		}
 	}
 	return &nodev1.WriteInputResponse{Offset: uint64(len(a.Input))}, nil
+}
+
+// ResizeTerminal keeps the request.
+func (a *Agent) ResizeTerminal(_ context.Context, r *nodev1.ResizeTerminalRequest) (*nodev1.ResizeTerminalResponse, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.Sizes = append(a.Sizes, r)
+	return &nodev1.ResizeTerminalResponse{}, nil
+}
+
+// Resized are the sizes that the terminal was given, as "ROWSxCOLUMNS".
+func (a *Agent) Resized() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var sizes []string
+	for _, r := range a.Sizes {
+		sizes = append(sizes, strconv.Itoa(int(r.GetRows()))+"x"+strconv.Itoa(int(r.GetColumns())))
+	}
+	return sizes
+}
+
+// Appear lets the reads find the step that NotYet made fail.
+func (a *Agent) Appear() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.NotYet = 0
 }
 
 // Got is what was written to stdin, and whether it has ended.
