@@ -2057,7 +2057,7 @@ type Limit struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Time limit from the start in milliseconds; 0 means none.
 	TimeLimitMs uint64 `protobuf:"varint,1,opt,name=time_limit_ms,json=timeLimitMs,proto3" json:"time_limit_ms,omitempty"`
-	// All warnings, instead of those before.
+	// Warnings that move, or that are new; others stay.
 	Warnings      []*Warning `protobuf:"bytes,2,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
