@@ -9,6 +9,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestSenselessWordsCostATaskItsConnectionOnly(t *testing.T) {
@@ -164,9 +166,10 @@ func FuzzTask(f *testing.F) {
 		s.Serve(0, server)
 		go func() {
 			_, _ = file.Write(b) // it may be cut off
-			_ = file.Close()
+			_ = unix.Shutdown(int(file.Fd()), unix.SHUT_WR)
 		}()
-		_, _ = io.Copy(io.Discard, file)
+		_, _ = io.Copy(io.Discard, file) // until the server has seen the end
+		_ = file.Close()
 		s.Close()
 	})
 }
