@@ -2950,7 +2950,14 @@ type CancelJobsRequest struct {
 	// Signal the batch shell and all steps.
 	Full bool `protobuf:"varint,5,opt,name=full,proto3" json:"full,omitempty"`
 	// Only this step of the (single) job.
-	Step          *uint32 `protobuf:"varint,6,opt,name=step,proto3,oneof" json:"step,omitempty"`
+	Step *uint32 `protobuf:"varint,6,opt,name=step,proto3,oneof" json:"step,omitempty"`
+	// Give allocations back (kind ALLOCATION) because what used them has ended, with this exit code and signal: the job is COMPLETED or
+	// FAILED by them, and not CANCELLED if it ran. Excludes signal and step.
+	Complete bool `protobuf:"varint,7,opt,name=complete,proto3" json:"complete,omitempty"`
+	// With complete: exit code of what used them.
+	ExitCode uint32 `protobuf:"varint,8,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
+	// With complete: signal that ended it; 0 if none.
+	ExitSignal    uint32 `protobuf:"varint,9,opt,name=exit_signal,json=exitSignal,proto3" json:"exit_signal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3023,6 +3030,27 @@ func (x *CancelJobsRequest) GetFull() bool {
 func (x *CancelJobsRequest) GetStep() uint32 {
 	if x != nil && x.Step != nil {
 		return *x.Step
+	}
+	return 0
+}
+
+func (x *CancelJobsRequest) GetComplete() bool {
+	if x != nil {
+		return x.Complete
+	}
+	return false
+}
+
+func (x *CancelJobsRequest) GetExitCode() uint32 {
+	if x != nil {
+		return x.ExitCode
+	}
+	return 0
+}
+
+func (x *CancelJobsRequest) GetExitSignal() uint32 {
+	if x != nil {
+		return x.ExitSignal
 	}
 	return 0
 }
@@ -5235,7 +5263,7 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\fSubmitResult\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x124\n" +
 	"\arefusal\x18\x02 \x01(\v2\x1a.muster.api.v1.ErrorDetailR\arefusal\x12\x1a\n" +
-	"\bwarnings\x18\x03 \x03(\tR\bwarnings\"\xd1\x01\n" +
+	"\bwarnings\x18\x03 \x03(\tR\bwarnings\"\xab\x02\n" +
 	"\x11CancelJobsRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x120\n" +
@@ -5244,7 +5272,11 @@ const file_muster_api_v1_job_proto_rawDesc = "" +
 	"\n" +
 	"batch_only\x18\x04 \x01(\bR\tbatchOnly\x12\x12\n" +
 	"\x04full\x18\x05 \x01(\bR\x04full\x12\x17\n" +
-	"\x04step\x18\x06 \x01(\rH\x00R\x04step\x88\x01\x01B\a\n" +
+	"\x04step\x18\x06 \x01(\rH\x00R\x04step\x88\x01\x01\x12\x1a\n" +
+	"\bcomplete\x18\a \x01(\bR\bcomplete\x12\x1b\n" +
+	"\texit_code\x18\b \x01(\rR\bexitCode\x12\x1f\n" +
+	"\vexit_signal\x18\t \x01(\rR\n" +
+	"exitSignalB\a\n" +
 	"\x05_step\"\x9a\x01\n" +
 	"\x12CancelJobsResponse\x12\x17\n" +
 	"\ajob_ids\x18\x01 \x03(\rR\x06jobIds\x126\n" +

@@ -909,7 +909,13 @@ type CancelJobs struct {
 	// Batch shell and all steps.
 	Full bool `protobuf:"varint,4,opt,name=full,proto3" json:"full,omitempty"`
 	// Only this step.
-	Step          *uint32 `protobuf:"varint,5,opt,name=step,proto3,oneof" json:"step,omitempty"`
+	Step *uint32 `protobuf:"varint,5,opt,name=step,proto3,oneof" json:"step,omitempty"`
+	// Give allocations back, as CancelJobsRequest.complete.
+	Complete bool `protobuf:"varint,6,opt,name=complete,proto3" json:"complete,omitempty"`
+	// With complete: exit code.
+	ExitCode uint32 `protobuf:"varint,7,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
+	// With complete: signal; 0 if none.
+	ExitSignal    uint32 `protobuf:"varint,8,opt,name=exit_signal,json=exitSignal,proto3" json:"exit_signal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -975,6 +981,27 @@ func (x *CancelJobs) GetFull() bool {
 func (x *CancelJobs) GetStep() uint32 {
 	if x != nil && x.Step != nil {
 		return *x.Step
+	}
+	return 0
+}
+
+func (x *CancelJobs) GetComplete() bool {
+	if x != nil {
+		return x.Complete
+	}
+	return false
+}
+
+func (x *CancelJobs) GetExitCode() uint32 {
+	if x != nil {
+		return x.ExitCode
+	}
+	return 0
+}
+
+func (x *CancelJobs) GetExitSignal() uint32 {
+	if x != nil {
+		return x.ExitSignal
 	}
 	return 0
 }
@@ -3474,7 +3501,7 @@ const file_muster_log_v1_log_proto_rawDesc = "" +
 	"\x05blobs\x18\x02 \x03(\v2\x1a.muster.log.v1.BlobContentR\x05blobs\"9\n" +
 	"\vBlobContent\x12\x16\n" +
 	"\x06sha256\x18\x01 \x01(\tR\x06sha256\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data\"\x92\x01\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"\xec\x01\n" +
 	"\n" +
 	"CancelJobs\x12\x17\n" +
 	"\ajob_ids\x18\x01 \x03(\rR\x06jobIds\x12\x16\n" +
@@ -3482,7 +3509,11 @@ const file_muster_log_v1_log_proto_rawDesc = "" +
 	"\n" +
 	"batch_only\x18\x03 \x01(\bR\tbatchOnly\x12\x12\n" +
 	"\x04full\x18\x04 \x01(\bR\x04full\x12\x17\n" +
-	"\x04step\x18\x05 \x01(\rH\x00R\x04step\x88\x01\x01B\a\n" +
+	"\x04step\x18\x05 \x01(\rH\x00R\x04step\x88\x01\x01\x12\x1a\n" +
+	"\bcomplete\x18\x06 \x01(\bR\bcomplete\x12\x1b\n" +
+	"\texit_code\x18\a \x01(\rR\bexitCode\x12\x1f\n" +
+	"\vexit_signal\x18\b \x01(\rR\n" +
+	"exitSignalB\a\n" +
 	"\x05_step\"G\n" +
 	"\n" +
 	"UpdateJobs\x129\n" +

@@ -1843,7 +1843,9 @@ type PutFileRequest struct {
 	// Replace a file that is there.
 	Force bool `protobuf:"varint,10,opt,name=force,proto3" json:"force,omitempty"`
 	// Modification time to keep; unset means now.
-	Modified      *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=modified,proto3" json:"modified,omitempty"`
+	Modified *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=modified,proto3" json:"modified,omitempty"`
+	// Give up: remove what was sent so far of this transfer. Excludes data and end.
+	Abort         bool `protobuf:"varint,12,opt,name=abort,proto3" json:"abort,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1953,6 +1955,13 @@ func (x *PutFileRequest) GetModified() *timestamppb.Timestamp {
 		return x.Modified
 	}
 	return nil
+}
+
+func (x *PutFileRequest) GetAbort() bool {
+	if x != nil {
+		return x.Abort
+	}
+	return false
 }
 
 // PutFileResponse says how much is there.
@@ -2698,7 +2707,7 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"\astep_id\x18\x03 \x01(\rR\x06stepId\x12\x12\n" +
 	"\x04rows\x18\x04 \x01(\rR\x04rows\x12\x18\n" +
 	"\acolumns\x18\x05 \x01(\rR\acolumns\"\x18\n" +
-	"\x16ResizeTerminalResponse\"\xa9\x02\n" +
+	"\x16ResizeTerminalResponse\"\xbf\x02\n" +
 	"\x0ePutFileRequest\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x12\n" +
@@ -2711,7 +2720,8 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"\x04mode\x18\t \x01(\rR\x04mode\x12\x14\n" +
 	"\x05force\x18\n" +
 	" \x01(\bR\x05force\x126\n" +
-	"\bmodified\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\bmodified\")\n" +
+	"\bmodified\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\bmodified\x12\x14\n" +
+	"\x05abort\x18\f \x01(\bR\x05abort\")\n" +
 	"\x0fPutFileResponse\x12\x16\n" +
 	"\x06offset\x18\x01 \x01(\x04R\x06offset\"R\n" +
 	"\x0fGetUsageRequest\x12\x15\n" +
