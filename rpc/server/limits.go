@@ -24,6 +24,8 @@ const (
 	maxIDsPerCommand = 20_000
 	// maxReportBytes bounds the reports of one command.
 	maxReportBytes = 128 << 10
+	// maxConditions bounds the conditions of one Sync, as the protocol says.
+	maxConditions = 64
 	// maxReports bounds the reports of one Sync.
 	maxReports = 1000
 	// maxNames bounds names, job ids and values in one request.

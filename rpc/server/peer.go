@@ -61,7 +61,7 @@ func forwardable(sender *apiv1.Principal, command *logv1.Command) error {
 	case *logv1.Command_RaiseLevel: // Apply checks that a user is an operator
 		allowed = principal.GetKind() == apiv1.PrincipalKind_PRINCIPAL_KIND_USER ||
 			principal.GetKind() == apiv1.PrincipalKind_PRINCIPAL_KIND_MEMBER
-	case *logv1.Command_ReportTasks:
+	case *logv1.Command_ReportTasks, *logv1.Command_ReportHealth:
 		allowed = principal.GetKind() == apiv1.PrincipalKind_PRINCIPAL_KIND_NODE
 	case *logv1.Command_AnnounceMember:
 		allowed = principal.GetKind() == apiv1.PrincipalKind_PRINCIPAL_KIND_MEMBER &&

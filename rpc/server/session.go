@@ -26,6 +26,7 @@ type session struct {
 	delivered   uint64        // highest sequence whose grant was answered
 	deliveredAt time.Time
 	members     string // controllers as they were told last
+	refused     string // what checks found, as it was refused last
 	wake        chan struct{}
 }
 
@@ -98,4 +99,18 @@ func (s *session) tell(members string) bool {
 	changed := s.members != members
 	s.members = members
 	return changed
+}
+
+// mayReport reports whether what checks found is not what was refused last.
+func (s *session) mayReport(findings string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return findings != s.refused
+}
+
+// refusedReport notes that what checks found was refused.
+func (s *session) refusedReport(findings string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refused = findings
 }

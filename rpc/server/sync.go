@@ -83,6 +83,7 @@ func (s agentService) Sync(ctx context.Context, request *nodev1.SyncRequest) (*n
 	}
 	s.liveness.add(request, session)
 	h := &hold{server: s.Server, request: request, session: session, superseded: superseded}
+	view = h.findings(ctx, view)
 	if len(request.Reports) > 0 {
 		if view, err = h.report(ctx, view); err != nil {
 			return nil, err
