@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -40,7 +41,7 @@ func (h *hold) findings(ctx context.Context, view *fsm.View) *fsm.View {
 			return view
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, h.limit(view))
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(view.Settings().GetLeaseMs())*time.Millisecond/3)
 	defer cancel()
 	result, err := h.server.propose(ctx, &logv1.Command{Principal: principal, Op: &logv1.Command_ReportHealth{ReportHealth: command}}, true)
 	switch {
