@@ -15,8 +15,10 @@ const (
 	maxSignals = 1000
 	// maxSignal is the highest signal number of Linux.
 	maxSignal = 64
-	sigkill   = 9
-	sigterm   = 15
+	// maxExitCode is the highest exit code of a process.
+	maxExitCode = 255
+	sigkill     = 9
+	sigterm     = 15
 	// launchSignal is what Slurm shows as the signal of a job that could not be launched: its own number, beyond the kernel's use of it.
 	launchSignal = 53
 )
@@ -44,6 +46,9 @@ func (m *Machine) cancelJobs(c *logv1.CancelJobs) *logv1.Result {
 	if c.BatchOnly && c.Full {
 		return refused(refuse("SIGNAL_INVALID", "signal", "only the batch shell and all steps exclude each other"))
 	}
+	if c.Complete && (c.Signal != 0 || c.Step != nil || c.ExitCode > maxExitCode || c.ExitSignal > maxSignal) {
+		return refused(refuse("SIGNAL_INVALID", "complete", "an allocation is given back as a whole, with an exit code up to %d and a signal up to %d", maxExitCode, maxSignal))
+	}
 	result := &logv1.Result{}
 	for _, id := range c.JobIds {
 		job, refusal := m.ownedJob(id)
@@ -64,6 +69,8 @@ func (m *Machine) cancelJobs(c *logv1.CancelJobs) *logv1.Result {
 
 func (m *Machine) cancel(c *logv1.CancelJobs, job *apiv1.Job) *apiv1.ErrorDetail {
 	switch {
+	case c.Complete:
+		return m.giveBack(c, job)
 	case c.Step != nil && c.Signal == 0:
 		return m.cancelStep(job, *c.Step)
 	case c.Signal == 0, c.Signal == sigkill && c.Step == nil && !c.BatchOnly && !c.Full:
@@ -72,6 +79,24 @@ func (m *Machine) cancel(c *logv1.CancelJobs, job *apiv1.Job) *apiv1.ErrorDetail
 	default:
 		return m.signal(c, job)
 	}
+}
+
+// giveBack ends an allocation whose user is done with it. One that does not run was not used: it is cancelled.
+func (m *Machine) giveBack(c *logv1.CancelJobs, job *apiv1.Job) *apiv1.ErrorDetail {
+	if job.Spec.Kind != apiv1.JobKind_JOB_KIND_ALLOCATION {
+		return refuse("SPEC_INVALID", jobSubject(job.Id), "job %d ends with its program; only allocations (salloc) are given back: cancel it", job.Id)
+	}
+	attempt := m.s.Attempt(job.Id, job.Status.Attempt)
+	if attempt == nil || attempt.State != attemptRunning {
+		m.cancelJob(job)
+		return nil
+	}
+	end := ending{sentence: "given back by " + m.cmd.Principal.Name, exit: exit{code: c.ExitCode, signal: c.ExitSignal}}
+	if end.exit != (exit{}) {
+		end.class = apiv1.FailureClass_FAILURE_CLASS_USER_CODE
+	}
+	m.finishAttempt(attempt, end)
+	return nil
 }
 
 // cancelJob ends a job that has not ended. Repeating it changes nothing.

@@ -88,3 +88,43 @@ func TestSettingsHaveBounds(t *testing.T) {
 		t.Errorf("what muster dev uses is refused: %v", refusal)
 	}
 }
+
+func TestAnAllocationEndsAsWhatUsedItEnded(t *testing.T) {
+	r := twoNodes(t)
+	spec := &apiv1.JobSpec{Name: "interactive", Kind: apiv1.JobKind_JOB_KIND_ALLOCATION, WorkDir: "/home"}
+	for _, test := range []struct {
+		code, signal uint32
+		want         apiv1.JobState
+	}{{0, 0, apiv1.JobState_JOB_STATE_COMPLETED}, {3, 0, apiv1.JobState_JOB_STATE_FAILED}, {0, 9, apiv1.JobState_JOB_STATE_FAILED}} {
+		job := r.submit(alice, spec)
+		fence := r.start(job, r.placement(1, 0, 1))
+		if s := r.status(job); s.State != apiv1.JobState_JOB_STATE_RUNNING {
+			t.Fatalf("an allocation does not run without a program: %s", text(s))
+		}
+		back := &logv1.CancelJobs{JobIds: []uint32{job}, Complete: true, ExitCode: test.code, ExitSignal: test.signal}
+		if result := r.do(bob, back); len(result.Refusals) != 1 {
+			t.Errorf("somebody else gave it back: %v", result)
+		}
+		r.must(alice, back)
+		r.must(alice, back) // told again
+		r.report(1, job, fence, &logv1.AttemptReaped{})
+		if s := r.status(job); s.State != test.want || s.ExitCode != test.code || s.ExitSignal != test.signal {
+			t.Errorf("%d:%d became %s", test.code, test.signal, text(s))
+		}
+		if result := r.do(alice, back); len(result.Refusals) != 1 || result.Refusals[0].Reason != "JOB_ENDED" {
+			t.Errorf("afterwards: %v", result)
+		}
+	}
+	waits, batch := r.submit(alice, spec), r.submit(alice, batchSpec())
+	r.must(alice, &logv1.CancelJobs{JobIds: []uint32{waits}, Complete: true})
+	if s := r.status(waits); s.State != jobCancelled {
+		t.Errorf("one that was never used: %s", text(s))
+	}
+	for _, senseless := range []*logv1.CancelJobs{
+		{JobIds: []uint32{batch}, Complete: true}, {JobIds: []uint32{batch}, Complete: true, Signal: 9}, {JobIds: []uint32{batch}, Complete: true, ExitCode: 256},
+	} {
+		if result := r.do(alice, senseless); len(result.Refusals) == 0 && result.Refusal == nil || r.status(batch).State != jobPending {
+			t.Errorf("%v: %v", senseless, result)
+		}
+	}
+}

@@ -80,6 +80,7 @@ var current = must(New(Max, map[protoreflect.Name]uint32{
 	"muster.api.v1.Settings.prolog_timeout_s":      2,
 	"muster.api.v1.Settings.health_checks":         2,
 	"muster.api.v1.Settings.health_drain_percent":  2,
+	"muster.log.v1.CancelJobs.complete":            2,
 	"muster.log.v1.StepEnded.elapsed_ms":           2,
 	"muster.log.v1.StepEnded.exec_time":            2,
 	"muster.log.v1.StepEnded.usage":                2,

@@ -40,7 +40,8 @@ func (s jobService) CancelJobs(ctx context.Context, request *apiv1.CancelJobsReq
 	for part := 0; part == 0 || len(ids) > 0; part++ {
 		n := min(len(ids), maxIDsPerCommand)
 		result, err := s.propose(ctx, partOf(command, part, &logv1.Command{Op: &logv1.Command_CancelJobs{CancelJobs: &logv1.CancelJobs{
-			JobIds: ids[:n], Signal: request.Signal, BatchOnly: request.BatchOnly, Full: request.Full, Step: request.Step}}}), false)
+			JobIds: ids[:n], Signal: request.Signal, BatchOnly: request.BatchOnly, Full: request.Full, Step: request.Step,
+			Complete: request.Complete, ExitCode: request.ExitCode, ExitSignal: request.ExitSignal}}}), false)
 		if err != nil {
 			return nil, err
 		}
