@@ -57,6 +57,12 @@ func TestLostAnswersDoNotDoubleAJob(t *testing.T) {
 
 func TestWriteWithoutRequestIDIsNotRepeated(t *testing.T) {
 	c := newCluster(t, 1)
+	for c.members[0].View().Member(c.members[0].ID()) == nil { // what it proposes by itself comes first
+		changed := c.members[0].Changed()
+		if c.members[0].View().Member(c.members[0].ID()) == nil {
+			<-changed
+		}
+	}
 	c.members[0].loseAnswer.Store(1)
 	before := c.members[0].proposals.Load()
 	_, err := c.members[0].server.propose(t.Context(), &logv1.Command{Principal: memberPrincipal,
