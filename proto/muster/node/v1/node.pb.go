@@ -1060,9 +1060,11 @@ type SyncResponse struct {
 	// Controllers, when they changed.
 	Members []*v1.Member `protobuf:"bytes,7,rep,name=members,proto3" json:"members,omitempty"`
 	// Bounds in force.
-	Settings      *v1.Settings `protobuf:"bytes,8,opt,name=settings,proto3" json:"settings,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Settings *v1.Settings `protobuf:"bytes,8,opt,name=settings,proto3" json:"settings,omitempty"`
+	// The controller's clock when it answered, so that a node finds out that its own is wrong.
+	ControllerTime *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=controller_time,json=controllerTime,proto3" json:"controller_time,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *SyncResponse) Reset() {
@@ -1147,6 +1149,13 @@ func (x *SyncResponse) GetMembers() []*v1.Member {
 func (x *SyncResponse) GetSettings() *v1.Settings {
 	if x != nil {
 		return x.Settings
+	}
+	return nil
+}
+
+func (x *SyncResponse) GetControllerTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ControllerTime
 	}
 	return nil
 }
@@ -2650,7 +2659,7 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"\x0erestart_reason\x18\x11 \x01(\tR\rrestartReason\x12\x1b\n" +
 	"\tnum_tasks\x18\x12 \x01(\rR\bnumTasks\x12:\n" +
 	"\x19no_rendezvous_environment\x18\x13 \x01(\bR\x17noRendezvousEnvironment\x12,\n" +
-	"\x04gres\x18\x14 \x03(\v2\x18.muster.api.v1.GresShareR\x04gres\"\xea\x02\n" +
+	"\x04gres\x18\x14 \x03(\v2\x18.muster.api.v1.GresShareR\x04gres\"\xaf\x03\n" +
 	"\fSyncResponse\x123\n" +
 	"\brevision\x18\x01 \x01(\v2\x17.muster.api.v1.RevisionR\brevision\x12\x1c\n" +
 	"\tunchanged\x18\x02 \x01(\bR\tunchanged\x128\n" +
@@ -2659,7 +2668,8 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"\facknowledged\x18\x05 \x01(\x04R\facknowledged\x12\x16\n" +
 	"\x06rejoin\x18\x06 \x01(\bR\x06rejoin\x12/\n" +
 	"\amembers\x18\a \x03(\v2\x15.muster.api.v1.MemberR\amembers\x123\n" +
-	"\bsettings\x18\b \x01(\v2\x17.muster.api.v1.SettingsR\bsettings\"\x92\x02\n" +
+	"\bsettings\x18\b \x01(\v2\x17.muster.api.v1.SettingsR\bsettings\x12C\n" +
+	"\x0fcontroller_time\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x0econtrollerTime\"\x92\x02\n" +
 	"\x11ReadOutputRequest\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x17\n" +
@@ -2860,8 +2870,8 @@ var file_muster_node_v1_node_proto_goTypes = []any{
 	(*v1.Job)(nil),                 // 39: muster.api.v1.Job
 	(*v1.SignalOrder)(nil),         // 40: muster.api.v1.SignalOrder
 	(*v1.GresShare)(nil),           // 41: muster.api.v1.GresShare
-	(*v1.TaskExit)(nil),            // 42: muster.api.v1.TaskExit
-	(*timestamppb.Timestamp)(nil),  // 43: google.protobuf.Timestamp
+	(*timestamppb.Timestamp)(nil),  // 42: google.protobuf.Timestamp
+	(*v1.TaskExit)(nil),            // 43: muster.api.v1.TaskExit
 }
 var file_muster_node_v1_node_proto_depIdxs = []int32{
 	30, // 0: muster.node.v1.JoinRequest.spec:type_name -> muster.api.v1.NodeSpec
@@ -2892,43 +2902,44 @@ var file_muster_node_v1_node_proto_depIdxs = []int32{
 	8,  // 25: muster.node.v1.SyncResponse.grant:type_name -> muster.node.v1.Grant
 	34, // 26: muster.node.v1.SyncResponse.members:type_name -> muster.api.v1.Member
 	32, // 27: muster.node.v1.SyncResponse.settings:type_name -> muster.api.v1.Settings
-	1,  // 28: muster.node.v1.ReadOutputRequest.stream:type_name -> muster.node.v1.OutputStream
-	13, // 29: muster.node.v1.ReadOutputRequest.offsets:type_name -> muster.node.v1.OutputOffset
-	1,  // 30: muster.node.v1.OutputOffset.stream:type_name -> muster.node.v1.OutputStream
-	1,  // 31: muster.node.v1.ReadOutputResponse.stream:type_name -> muster.node.v1.OutputStream
-	42, // 32: muster.node.v1.ReadOutputResponse.exits:type_name -> muster.api.v1.TaskExit
-	42, // 33: muster.node.v1.ReadOutputResponse.ended:type_name -> muster.api.v1.TaskExit
-	6,  // 34: muster.node.v1.StatusResponse.actual:type_name -> muster.node.v1.ActualAttempt
-	31, // 35: muster.node.v1.StatusResponse.instance:type_name -> muster.api.v1.Instance
-	43, // 36: muster.node.v1.PutFileRequest.modified:type_name -> google.protobuf.Timestamp
-	24, // 37: muster.node.v1.GetUsageResponse.tasks:type_name -> muster.node.v1.TaskUsage
-	43, // 38: muster.node.v1.VouchResponse.expires:type_name -> google.protobuf.Timestamp
-	43, // 39: muster.node.v1.UserToken.issued:type_name -> google.protobuf.Timestamp
-	43, // 40: muster.node.v1.UserToken.expires:type_name -> google.protobuf.Timestamp
-	2,  // 41: muster.node.v1.UserToken.audience:type_name -> muster.node.v1.TokenAudience
-	3,  // 42: muster.node.v1.AgentService.Join:input_type -> muster.node.v1.JoinRequest
-	7,  // 43: muster.node.v1.AgentService.Sync:input_type -> muster.node.v1.SyncRequest
-	12, // 44: muster.node.v1.NodeService.ReadOutput:input_type -> muster.node.v1.ReadOutputRequest
-	15, // 45: muster.node.v1.NodeService.WriteInput:input_type -> muster.node.v1.WriteInputRequest
-	17, // 46: muster.node.v1.NodeService.Status:input_type -> muster.node.v1.StatusRequest
-	19, // 47: muster.node.v1.NodeService.ResizeTerminal:input_type -> muster.node.v1.ResizeTerminalRequest
-	21, // 48: muster.node.v1.NodeService.PutFile:input_type -> muster.node.v1.PutFileRequest
-	23, // 49: muster.node.v1.NodeService.GetUsage:input_type -> muster.node.v1.GetUsageRequest
-	26, // 50: muster.node.v1.VouchService.Vouch:input_type -> muster.node.v1.VouchRequest
-	4,  // 51: muster.node.v1.AgentService.Join:output_type -> muster.node.v1.JoinResponse
-	11, // 52: muster.node.v1.AgentService.Sync:output_type -> muster.node.v1.SyncResponse
-	14, // 53: muster.node.v1.NodeService.ReadOutput:output_type -> muster.node.v1.ReadOutputResponse
-	16, // 54: muster.node.v1.NodeService.WriteInput:output_type -> muster.node.v1.WriteInputResponse
-	18, // 55: muster.node.v1.NodeService.Status:output_type -> muster.node.v1.StatusResponse
-	20, // 56: muster.node.v1.NodeService.ResizeTerminal:output_type -> muster.node.v1.ResizeTerminalResponse
-	22, // 57: muster.node.v1.NodeService.PutFile:output_type -> muster.node.v1.PutFileResponse
-	25, // 58: muster.node.v1.NodeService.GetUsage:output_type -> muster.node.v1.GetUsageResponse
-	27, // 59: muster.node.v1.VouchService.Vouch:output_type -> muster.node.v1.VouchResponse
-	51, // [51:60] is the sub-list for method output_type
-	42, // [42:51] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	42, // 28: muster.node.v1.SyncResponse.controller_time:type_name -> google.protobuf.Timestamp
+	1,  // 29: muster.node.v1.ReadOutputRequest.stream:type_name -> muster.node.v1.OutputStream
+	13, // 30: muster.node.v1.ReadOutputRequest.offsets:type_name -> muster.node.v1.OutputOffset
+	1,  // 31: muster.node.v1.OutputOffset.stream:type_name -> muster.node.v1.OutputStream
+	1,  // 32: muster.node.v1.ReadOutputResponse.stream:type_name -> muster.node.v1.OutputStream
+	43, // 33: muster.node.v1.ReadOutputResponse.exits:type_name -> muster.api.v1.TaskExit
+	43, // 34: muster.node.v1.ReadOutputResponse.ended:type_name -> muster.api.v1.TaskExit
+	6,  // 35: muster.node.v1.StatusResponse.actual:type_name -> muster.node.v1.ActualAttempt
+	31, // 36: muster.node.v1.StatusResponse.instance:type_name -> muster.api.v1.Instance
+	42, // 37: muster.node.v1.PutFileRequest.modified:type_name -> google.protobuf.Timestamp
+	24, // 38: muster.node.v1.GetUsageResponse.tasks:type_name -> muster.node.v1.TaskUsage
+	42, // 39: muster.node.v1.VouchResponse.expires:type_name -> google.protobuf.Timestamp
+	42, // 40: muster.node.v1.UserToken.issued:type_name -> google.protobuf.Timestamp
+	42, // 41: muster.node.v1.UserToken.expires:type_name -> google.protobuf.Timestamp
+	2,  // 42: muster.node.v1.UserToken.audience:type_name -> muster.node.v1.TokenAudience
+	3,  // 43: muster.node.v1.AgentService.Join:input_type -> muster.node.v1.JoinRequest
+	7,  // 44: muster.node.v1.AgentService.Sync:input_type -> muster.node.v1.SyncRequest
+	12, // 45: muster.node.v1.NodeService.ReadOutput:input_type -> muster.node.v1.ReadOutputRequest
+	15, // 46: muster.node.v1.NodeService.WriteInput:input_type -> muster.node.v1.WriteInputRequest
+	17, // 47: muster.node.v1.NodeService.Status:input_type -> muster.node.v1.StatusRequest
+	19, // 48: muster.node.v1.NodeService.ResizeTerminal:input_type -> muster.node.v1.ResizeTerminalRequest
+	21, // 49: muster.node.v1.NodeService.PutFile:input_type -> muster.node.v1.PutFileRequest
+	23, // 50: muster.node.v1.NodeService.GetUsage:input_type -> muster.node.v1.GetUsageRequest
+	26, // 51: muster.node.v1.VouchService.Vouch:input_type -> muster.node.v1.VouchRequest
+	4,  // 52: muster.node.v1.AgentService.Join:output_type -> muster.node.v1.JoinResponse
+	11, // 53: muster.node.v1.AgentService.Sync:output_type -> muster.node.v1.SyncResponse
+	14, // 54: muster.node.v1.NodeService.ReadOutput:output_type -> muster.node.v1.ReadOutputResponse
+	16, // 55: muster.node.v1.NodeService.WriteInput:output_type -> muster.node.v1.WriteInputResponse
+	18, // 56: muster.node.v1.NodeService.Status:output_type -> muster.node.v1.StatusResponse
+	20, // 57: muster.node.v1.NodeService.ResizeTerminal:output_type -> muster.node.v1.ResizeTerminalResponse
+	22, // 58: muster.node.v1.NodeService.PutFile:output_type -> muster.node.v1.PutFileResponse
+	25, // 59: muster.node.v1.NodeService.GetUsage:output_type -> muster.node.v1.GetUsageResponse
+	27, // 60: muster.node.v1.VouchService.Vouch:output_type -> muster.node.v1.VouchResponse
+	52, // [52:61] is the sub-list for method output_type
+	43, // [43:52] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_muster_node_v1_node_proto_init() }
