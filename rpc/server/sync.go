@@ -8,6 +8,7 @@ import (
 
 	"connectrpc.com/connect/v2"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/muster-hpc/muster/fsm"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
@@ -221,14 +222,14 @@ func (h *hold) news(view *fsm.View) bool {
 
 // answer makes the response from a view.
 func (h *hold) answer(view *fsm.View) *nodev1.SyncResponse {
-	response := &nodev1.SyncResponse{Revision: view.Revision(), Acknowledged: h.acknowledged}
+	response := &nodev1.SyncResponse{Revision: view.Revision(), Acknowledged: h.acknowledged, ControllerTime: timestamppb.Now()}
 	if stranger(view, h.request) {
 		response.Rejoin = true
 		return response
 	}
 	settings := view.Settings()
 	if h.news(view) {
-		response.Desired = desired(view, h.request.Node)
+		response.Desired = desired(view, h.request.Node, h.server.gangs)
 		response.Settings = settings
 	} else {
 		response.Unchanged = true
