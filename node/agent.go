@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 	logv1 "github.com/muster-hpc/muster/proto/muster/log/v1"
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
 
+	"github.com/muster-hpc/muster/node/bind"
 	"github.com/muster-hpc/muster/node/journal"
 	"github.com/muster-hpc/muster/node/run"
 	"github.com/muster-hpc/muster/node/run/cgroup"
@@ -88,6 +91,9 @@ type Agent struct {
 	// supervisors launches them; own says that the pool is the agent's.
 	supervisors *run.Pool
 	own         bool
+	// topology is where the node's CPUs are; devicesKept: accelerators can be kept from those who do not have them.
+	topology    bind.Topology
+	devicesKept bool
 	// forceAfter is the constant; tests have less patience.
 	forceAfter time.Duration
 
@@ -161,6 +167,8 @@ func Open(cfg Config) (*Agent, error) {
 	if a.supervisors = cfg.Supervisors; a.supervisors == nil {
 		a.supervisors, a.own = run.NewPool(cfg.Supervisor, cfg.IdleSupervisors, a.log), true
 	}
+	a.topology = topologyOf(cfg.Spec, cfg.BindCPUs)
+	a.devicesKept = cfg.Groups != nil && !slices.ContainsFunc(cfg.Groups.Missing(), func(s string) bool { return strings.Contains(s, "devices") })
 	a.control.addresses = cfg.Addresses
 	// An instance lasts a boot, and so does this clock: numbers go on rising when the agent is started again.
 	a.control.sequence = uint64(a.boot() / time.Microsecond)

@@ -3,13 +3,13 @@ package node
 import (
 	"context"
 	"fmt"
-	"math/bits"
 	"slices"
 
 	"golang.org/x/sys/unix"
 
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	supervisorv1 "github.com/muster-hpc/muster/proto/muster/supervisor/v1"
+	"github.com/muster-hpc/muster/proto/notation"
 
 	"github.com/muster-hpc/muster/node/run"
 	"github.com/muster-hpc/muster/node/run/cgroup"
@@ -22,7 +22,7 @@ var resources = map[string]uint32{
 }
 
 // confine says in the plan what the step's processes may use, and makes the job's private directories.
-func (a *Agent) confine(s *step, src source, plan *supervisorv1.StepPlan) error {
+func (a *Agent) confine(s *step, src source, l *layout, plan *supervisorv1.StepPlan) error {
 	order := s.record.GetOrder()
 	job, attempt := order.GetJob().GetId(), order.GetFence().GetAttempt()
 	plan.Node = a.cfg.Spec.GetName()
@@ -51,25 +51,24 @@ func (a *Agent) confine(s *step, src source, plan *supervisorv1.StepPlan) error 
 	if a.cfg.Groups == nil {
 		return nil
 	}
-	limits := func() *supervisorv1.GroupLimits {
-		l := &supervisorv1.GroupLimits{MemoryMb: order.GetMemoryMb()}
+	limits := func(cpus notation.Mask, memoryMB uint64) *supervisorv1.GroupLimits {
+		l := &supervisorv1.GroupLimits{MemoryMb: memoryMB}
 		if a.cfg.BindCPUs {
-			l.CpuMask = order.GetCpuMask()
-			for _, word := range l.CpuMask {
-				l.CpuShares += sharesPerCPU * uint64(bits.OnesCount64(word))
-			}
+			l.CpuMask, l.CpuShares = cpus, sharesPerCPU*uint64(cpus.Count())
 		}
 		return l
 	}
+	cpus, gpus, memoryMB := l.own(order)
 	groups := &supervisorv1.ControlGroups{
-		Version: uint32(a.cfg.Groups.Version()), JobId: job, Attempt: attempt, StepId: s.id, Job: limits(), Step: limits(),
+		Version: uint32(a.cfg.Groups.Version()), JobId: job, Attempt: attempt, StepId: s.id,
+		Job: limits(order.GetCpuMask(), order.GetMemoryMb()), Step: limits(cpus, memoryMB),
 	}
 	for controller, path := range a.cfg.Groups.Roots() {
 		groups.Roots = append(groups.Roots, &supervisorv1.ControlRoot{Controller: controller, Path: path})
 	}
 	groups.Step.Pids = stepPIDs
 	var err error
-	if groups.Step.DeniedDevices, err = deniedDevices(a.cfg.Spec.GetGpus(), order.GetGpuMask()); err != nil {
+	if groups.Step.DeniedDevices, err = deniedDevices(a.cfg.Spec.GetGpus(), gpus); err != nil {
 		return err
 	}
 	plan.ControlGroups = groups
@@ -85,7 +84,7 @@ func resourceNames() []string {
 	return names
 }
 
-// deniedDevices are the devices of the node's accelerators that the attempt does not have. All that it has stay visible to
+// deniedDevices are the devices of the node's accelerators that the step does not have. All that it has stay visible to
 // all its tasks: they reach each other's memory through them. A file that one of its own needs, too, stays.
 func deniedDevices(gpus []*apiv1.Gpu, mask []uint64) ([]string, error) {
 	own := make(map[string]bool)

@@ -74,6 +74,10 @@ const (
 	blobCacheBytes = 16 << 20
 	// accountTTL is how long a user's groups are remembered.
 	accountTTL = time.Minute
+	// defaultPrologTimeout bounds each program around a task unless the cluster sets another bound.
+	defaultPrologTimeout = 300 * time.Second
+	// limitSlack is the difference from which a supervisor is told that its time limit was set before the step's start was known.
+	limitSlack = 100 * time.Millisecond
 	// tellAgain is the pause before the log says again why a step is not over.
 	tellAgain = time.Minute
 	// maxSentence bounds a sentence in a report, in bytes.

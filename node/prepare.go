@@ -144,32 +144,34 @@ func (a *Agent) prepare(ctx context.Context, s *step) (*run.Handle, error) {
 	if err != nil {
 		return nil, fmt.Errorf("fetch the environment: %w", err)
 	}
-	args := src.args
+	script := ""
 	if src.scriptBlob != "" {
-		script, err := a.blob(ctx, order.GetJob().GetId(), src.scriptBlob)
+		text, err := a.blob(ctx, order.GetJob().GetId(), src.scriptBlob)
 		if err != nil {
 			return nil, fmt.Errorf("fetch the batch script: %w", err)
 		}
-		path, err := writeScript(s.dir, script, who)
-		if err != nil {
+		if script, err = writeScript(s.dir, text, who); err != nil {
 			return nil, err
 		}
-		args = append([]string{path}, args...)
 	}
 	a.reach(s, stageFetched)
-	if len(args) == 0 {
-		return nil, &prepareError{sentence: "the step names no program to run", usersFault: true}
-	}
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	plan := a.plan(s, src, who, args, environ.Split(environment))
-	if err := a.confine(s, src, plan); err != nil {
+	l, err := a.layOut(order, order.GetSteps()[0], script)
+	if err != nil {
+		return nil, err
+	}
+	plan := a.plan(s, src, who, l, environ.Split(environment))
+	if err := a.confine(s, src, l, plan); err != nil {
 		return nil, err
 	}
 	if err := a.manage(plan, src, order, environ.Split(environment)); err != nil {
 		return nil, err
 	}
+	a.mu.Lock()
+	s.needs, s.needsFor = needs(plan)
+	a.mu.Unlock()
 	handle, err := a.supervisors.Launch(ctx, s.dir, plan)
 	if err != nil {
 		return nil, err
@@ -181,7 +183,6 @@ func (a *Agent) prepare(ctx context.Context, s *step) (*run.Handle, error) {
 
 // source is what a step runs, from the step's or, for a job's first program, the job's specification.
 type source struct {
-	args                                 []string
 	scriptBlob, environmentBlob, workDir string
 	stdinPath, stdoutPath, stderrPath    string
 	openAppend, batch                    bool
@@ -194,13 +195,13 @@ func sourceOf(order *nodev1.DesiredAttempt, step *nodev1.DesiredStep) source {
 	batch := step.GetStep().GetId() == environ.BatchStep
 	if !batch && len(own.GetArgs()) > 0 {
 		return source{
-			args: own.GetArgs(), environmentBlob: own.GetEnvironmentBlob(), workDir: own.GetWorkDir(),
+			environmentBlob: own.GetEnvironmentBlob(), workDir: own.GetWorkDir(),
 			stdinPath: own.GetStdinPath(), stdoutPath: own.GetStdoutPath(), stderrPath: own.GetStderrPath(),
 			openAppend: own.GetOpenAppend(), umask: own.GetUmask(), options: own.GetTaskOptions(),
 		}
 	}
 	src := source{
-		args: job.GetArgs(), environmentBlob: job.GetEnvironmentBlob(), workDir: job.GetWorkDir(), batch: batch,
+		environmentBlob: job.GetEnvironmentBlob(), workDir: job.GetWorkDir(), batch: batch,
 		stdinPath: job.GetStdinPath(), stdoutPath: job.GetStdoutPath(), stderrPath: job.GetStderrPath(),
 		openAppend: job.GetOpenAppend(), umask: job.GetUmask(), options: job.GetTaskOptions(),
 	}
@@ -225,6 +226,12 @@ func (a *Agent) nameFiles(s *step, src source) {
 		f := &nodev1.TaskFiles{Rank: rank, StdoutPath: names.Path(src.stdoutPath, src.dir()), StderrPath: names.Path(src.stderrPath, src.dir())}
 		if f.StderrPath == "" {
 			f.StderrPath = f.StdoutPath // stderr follows a redirected stdout, as in Slurm
+		}
+		switch {
+		case hasTerminal(src, rank):
+			f.StderrPath = f.StdoutPath // a terminal has one stream
+		case src.options.GetPty() && !src.batch && src.stdoutPath == "": // as in Slurm: only the terminal is heard
+			f.StdoutPath, f.StderrPath = os.DevNull, os.DevNull
 		}
 		files = append(files, f)
 	}
@@ -317,47 +324,35 @@ func writeScript(dir string, script []byte, who account) (string, error) {
 }
 
 // plan says what the supervisor shall do.
-func (a *Agent) plan(s *step, src source, who account, args, user []string) *supervisorv1.StepPlan {
+func (a *Agent) plan(s *step, src source, who account, l *layout, user []string) *supervisorv1.StepPlan {
 	order := s.record.GetOrder()
-	step := order.GetSteps()[0]
+	_, gpus, _ := l.own(order)
 	environments := environ.Tasks(environ.Request{
 		Node: a.cfg.Spec.GetName(), Cluster: a.clusterName(), AgentSocket: a.SocketPath(), Home: who.home, Shell: "/bin/sh",
-		Order: order, Step: step, User: user, Commands: a.cfg.Commands,
+		Order: order, Step: order.GetSteps()[0], User: user, Commands: a.cfg.Commands,
+		Bindings: l.bindings, GPUs: a.cfg.Spec.GetGpus(), Reachable: a.reachable(gpus),
 	})
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	limit, warnings := a.timing(s)
 	plan := &supervisorv1.StepPlan{
 		Label: label(s.key, s.id), Uid: who.uid, Gid: who.gid, Groups: who.groups, Umask: src.umask, WorkDir: src.workDir,
-		TimeLimitMs: uint64(a.remaining(s) / time.Millisecond), KillGraceMs: order.GetKillGraceS() * 1000,
+		TimeLimitMs: uint64(limit / time.Millisecond), Warnings: warnings, KillGraceMs: order.GetKillGraceS() * 1000,
 		StopsItself: order.GetStopsItself(), KillOnBadExit: src.options.GetKillOnBadExit(), Cookie: s.record.GetCookie(),
-		BootId: a.kernelBoot,
+		BootId: a.kernelBoot, TaskProgramTimeoutMs: a.taskProgramTimeoutMS(),
 	}
+	s.toldLimit = limit
 	if order.GetStopsItself() {
 		plan.DeadlineBootNs = int64(a.lease.deadline)
 	}
-	for i, rank := range step.GetRanks() {
-		files := s.record.GetFiles()[i]
-		task := &supervisorv1.TaskPlan{
-			Rank: rank, Args: args, Env: environments[i],
-			StdinPath: a.stdin(order, src, rank), StdoutPath: files.GetStdoutPath(), StderrPath: files.GetStderrPath(),
-			Append: src.openAppend || order.GetFence().GetAttempt() > 1,
-		}
-		if a.cfg.BindCPUs {
-			task.CpuMask = order.GetCpuMask()
-		}
-		plan.Tasks = append(plan.Tasks, task)
-	}
+	plan.Tasks = a.tasks(s, src, l, environments)
 	return plan
 }
 
-// stdin is where a task's standard input comes from: its file, the client's input (empty), or nothing.
-func (a *Agent) stdin(order *nodev1.DesiredAttempt, src source, rank uint32) string {
-	if src.stdinPath != "" {
-		return a.names(order, rank).Path(src.stdinPath, src.dir())
+// taskProgramTimeoutMS bounds each program around a task. a.mu is held.
+func (a *Agent) taskProgramTimeoutMS() uint32 {
+	if s := a.control.settings.GetPrologTimeoutS(); s > 0 {
+		return min(s, 86400) * 1000
 	}
-	connected := src.options.GetStdinRank()
-	if src.options.GetStdinAll() || connected < 0 || uint32(connected) == rank {
-		return ""
-	}
-	return os.DevNull
+	return uint32(defaultPrologTimeout / time.Millisecond)
 }

@@ -15,6 +15,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+
+	"github.com/muster-hpc/muster/node/bind"
 )
 
 // Limitations that every node has for now, told with its inventory.
@@ -104,4 +106,39 @@ func topology(root string, cpus uint32) (sockets, cores, threads uint32) {
 		return 1, cpus, 1
 	}
 	return uint32(len(packages)), uint32(len(coreIDs) / len(packages)), cpus / uint32(len(coreIDs))
+}
+
+// topologyOf is where the CPUs of a node are: as the machine says if they are its own, otherwise as the declaration has them.
+func topologyOf(spec *apiv1.NodeSpec, detected bool) bind.Topology {
+	if detected {
+		if t, err := places("/sys/devices/system/cpu", spec.GetCpus()); err == nil {
+			return t
+		}
+	}
+	return bind.Regular(spec.GetCpus(), spec.GetSockets(), spec.GetCoresPerSocket(), spec.GetThreadsPerCore())
+}
+
+// places reads the socket and core of each CPU below a sysfs folder.
+func places(root string, cpus uint32) (bind.Topology, error) {
+	t := make(bind.Topology, cpus)
+	coreNumbers := make(map[[2]int]int)
+	for i := range t {
+		var at [2]int
+		for k, name := range []string{"physical_package_id", "core_id"} {
+			b, err := os.ReadFile(filepath.Join(root, "cpu"+strconv.Itoa(i), "topology", name))
+			if err != nil {
+				return nil, fmt.Errorf("read where CPU %d is: %w", i, err)
+			}
+			if at[k], err = strconv.Atoi(strings.TrimSpace(string(b))); err != nil {
+				return nil, fmt.Errorf("read where CPU %d is: %w", i, err)
+			}
+		}
+		number, known := coreNumbers[at]
+		if !known {
+			number = len(coreNumbers)
+			coreNumbers[at] = number
+		}
+		t[i] = bind.Place{Socket: max(at[0], 0), Core: number} // a machine that does not know its sockets says -1
+	}
+	return t, nil
 }

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -63,6 +64,10 @@ type step struct {
 	// pmiPort is where its supervisor serves those of the step's other nodes; 0 if it does not.
 	pmiPort uint32
 	limitS  uint32
+	// toldLimit is the time limit that its supervisor was told. needs is the version that its plan needs, and needsFor is why.
+	toldLimit time.Duration
+	needs     uint32
+	needsFor  string
 
 	// said is the last sentence of its supervisor, told when it was in the log, by the boot-time clock; stopped: the log
 	// says that the deadline ended it.
@@ -191,13 +196,21 @@ func (a *Agent) observe(s *step, state *supervisorv1.StepState) (final bool) {
 	s.signalled = max(s.signalled, state.GetSignalsDelivered())
 	switch state.GetPhase() {
 	case supervisorv1.Phase_PHASE_PREPARED:
-		if s.phase == PhasePreparing {
+		switch {
+		case s.phase != PhasePreparing:
+		case state.GetVersion() < s.needs:
+			a.tooOld(s, state.GetVersion())
+		default:
 			s.phase = PhasePrepared
 			s.stages.mark(stagePrepared)
 		}
 	case supervisorv1.Phase_PHASE_RUNNING:
 		s.phase = PhaseRunning
 		s.stages.mark(stageStarted)
+		if limit, _ := a.timing(s); s.phase != was && (limit-s.toldLimit).Abs() >= limitSlack {
+			s.newLimit = true // it was reckoned when nobody knew when the step would start
+			a.poke(s.kick)
+		}
 	case supervisorv1.Phase_PHASE_ENDED, supervisorv1.Phase_PHASE_FAILED:
 		s.stages.mark(stageEnded)
 		return true
@@ -215,6 +228,15 @@ func (a *Agent) observe(s *step, state *supervisorv1.StepState) (final bool) {
 		a.show() // the controllers learn of the step's end only
 	}
 	return false
+}
+
+// tooOld gives up a step that its supervisor would not run as it was asked. a.mu is held.
+func (a *Agent) tooOld(s *step, version uint32) {
+	s.failed = &prepareError{sentence: fmt.Sprintf("the program %s is of version %d, which does not know %s (version %d does): install that of this agent",
+		a.cfg.Supervisor, version, s.needsFor, s.needs)}
+	s.end = &ending{sentence: s.failed.sentence}
+	a.armForce(s, a.forceAfter)
+	a.poke(s.kick)
 }
 
 // endsOf returns the ends of the tasks that have ended.
@@ -271,8 +293,11 @@ func (a *Agent) command(ctx context.Context, s *step, handle *run.Handle) {
 	env, manager := s.startEnv, s.manager
 	signals := s.signals
 	s.signals = nil
-	limit, newLimit := a.remaining(s), s.newLimit && s.startNS != 0
-	s.newLimit = s.newLimit && !newLimit
+	limit, warnings := a.timing(s)
+	newLimit := s.newLimit && s.startNS != 0
+	if newLimit {
+		s.newLimit, s.toldLimit = false, limit
+	}
 	a.mu.Unlock()
 
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
@@ -312,7 +337,7 @@ func (a *Agent) command(ctx context.Context, s *step, handle *run.Handle) {
 		}
 	}
 	if newLimit {
-		_, err := handle.SetTimeLimit(ctx, limit)
+		_, err := handle.SetTiming(ctx, limit, warnings)
 		a.told(s, "change the time limit", err)
 	}
 }
@@ -459,7 +484,7 @@ func (s *step) endReport(wanted nodev1.WorkState) *logv1.TaskReport {
 	}
 	report.Event = &logv1.TaskReport_StepEnded{StepEnded: &logv1.StepEnded{
 		StepId: s.id, Exits: s.exits(), TimeLimit: s.final.GetTimeLimit(), Deadline: s.final.GetDeadline(),
-		Sentence: clip(s.final.GetSentence()),
+		Sentence: clip(s.final.GetSentence()), ElapsedMs: elapsedMS(s.final), ExecTime: s.execTime(), Usage: usageOf(s.final),
 	}}
 	return report
 }
@@ -542,27 +567,4 @@ func (a *Agent) changeLimit(s *step, limitS uint32) {
 		a.log.Error("a step's record could not be written", "step", label(s.key, s.id), "err", err)
 	}
 	a.poke(s.kick)
-}
-
-// remaining is the time limit of a step from its own start: what is left of the attempt's, or less if the step asked for
-// less; 0 if it has none. a.mu is held.
-func (a *Agent) remaining(s *step) time.Duration {
-	var limit time.Duration
-	if s.limitS != 0 && s.limitS != environ.Unlimited {
-		limit = time.Duration(s.limitS) * time.Second
-		if at := a.attempts[s.key]; at != nil && at.record.GetStartBootNs() != 0 {
-			from := s.startNS
-			if from == 0 {
-				from = int64(a.boot())
-			}
-			limit = max(limit-time.Duration(from-at.record.GetStartBootNs()), time.Millisecond)
-		}
-	}
-	own := s.record.GetOrder().GetSteps()[0].GetStep().GetSpec().GetTimeLimitS()
-	if own != 0 && own != environ.Unlimited {
-		if d := time.Duration(own) * time.Second; limit == 0 || d < limit {
-			limit = d
-		}
-	}
-	return limit
 }

@@ -29,8 +29,9 @@ const (
 // CookieVariable is the environment variable by which every process of a step is known; its value is StepPlan.cookie.
 const CookieVariable = "MUSTER_STEP_COOKIE"
 
-// Version of the supervisor protocol that this package speaks.
-const Version = 1
+// Version of the supervisor protocol that this package speaks. 2 has signals before the time limit, terminals, lines for the tasks' standard
+// error, programs around tasks, and more of what is measured; supervisors of version 1 ignore those in a plan, and refuse Resize.
+const Version = 2
 
 // OutFile is the name of the spool file of a task's standard output in the step's directory.
 func OutFile(rank uint32) string { return "out." + strconv.FormatUint(uint64(rank), 10) }

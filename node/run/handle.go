@@ -131,6 +131,25 @@ func (h *Handle) SetTimeLimit(ctx context.Context, limit time.Duration) (*superv
 		Limit: &supervisorv1.Limit{TimeLimitMs: uint64(max(limit, 0) / time.Millisecond)}}})
 }
 
+// SetTiming is SetTimeLimit with the signals before the limit that move with it. Supervisors older than version 2 take the limit alone.
+func (h *Handle) SetTiming(ctx context.Context, limit time.Duration, warnings []*supervisorv1.Warning) (*supervisorv1.StepState, error) {
+	return h.call(ctx, &supervisorv1.Request{Verb: &supervisorv1.Request_Limit{
+		Limit: &supervisorv1.Limit{TimeLimitMs: uint64(max(limit, 0) / time.Millisecond), Warnings: warnings}}})
+}
+
+// Resize changes the size of the tasks' terminals. UNSUPPORTED by supervisors older than version 2.
+func (h *Handle) Resize(ctx context.Context, rows, columns uint32) error {
+	_, err := h.call(ctx, &supervisorv1.Request{Verb: &supervisorv1.Request_Resize{
+		Resize: &supervisorv1.Resize{Size: &supervisorv1.Terminal{Rows: rows, Columns: columns}}}})
+	return err
+}
+
+// Ping asks for the state, to know that the supervisor answers.
+func (h *Handle) Ping(ctx context.Context) error {
+	_, err := h.call(ctx, &supervisorv1.Request{Verb: &supervisorv1.Request_Watch{Watch: &supervisorv1.Watch{}}})
+	return err
+}
+
 // Input writes to the stdin of every task whose stdin is a pipe. offset is the position of data in the whole stream;
 // what was taken before is skipped, so that a piece may be sent again. It returns the number of bytes of the stream
 // that were taken, after the pipes of all tasks took the piece (which is the back-pressure: a task that does not read

@@ -3,6 +3,7 @@ package supervise
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,6 +34,13 @@ func (s *supervisor) handle(r request) {
 		s.end(time.Duration(verb.Terminate.GetGraceMs())*time.Millisecond, s.notified(verb.Terminate.GetSentence()))
 	case *supervisorv1.Request_Limit:
 		s.limit = milliseconds(verb.Limit.GetTimeLimitMs())
+		s.warn(verb.Limit.GetWarnings())
+	case *supervisorv1.Request_Resize:
+		if preparing {
+			s.deferred = append(s.deferred, r)
+			return
+		}
+		refusal = s.resize(verb.Resize.GetSize())
 	case *supervisorv1.Request_Input:
 		if preparing {
 			s.deferred = append(s.deferred, r)
@@ -87,7 +95,8 @@ func (s *supervisor) start(env []string) (refusal string) {
 	if s.tick(now()); s.over() {
 		return "LEASE: the lease deadline passed while the start was recorded"
 	}
-	s.started, s.phase, s.changed = now(), supervisorv1.Phase_PHASE_RUNNING, true
+	s.fault("marked")
+	s.started, s.startedAt, s.phase, s.changed = now(), time.Now(), supervisorv1.Phase_PHASE_RUNNING, true
 	s.execute(env)
 	return ""
 }
@@ -96,19 +105,30 @@ func (s *supervisor) start(env []string) (refusal string) {
 func (s *supervisor) execute(env []string) {
 	unprotect(s.log)
 	s.mpi.begin()
-	cpus, skipped, said := newBinding(), false, map[string]bool{}
 	var stages []*staged
 	for i, t := range s.tasks {
-		mask := t.plan.GetCpuMask()
-		if len(mask) > 0 && !cpus.bind(mask) {
-			mask, skipped = nil, true
+		t.env = environment(t.plan.GetEnv(), s.mpi.environment(t, env), s.plan.GetCookie())
+		t.prologs, t.epilogs = t.plan.GetPrologs(), t.plan.GetEpilogs()
+		if t := s.ready.tasks[i].terminal; t != nil {
+			t.begin()
 		}
-		if stage := t.execute(s.plan, s.ready, i, s.mpi.environment(t, env), mask); stage != nil {
+		if stage := s.begin(i); stage != nil {
 			stages = append(stages, stage)
 		}
-		cpus.release()
 	}
 	s.settleStages(stages)
+	protect(s.log)
+	s.fault("executed")
+	s.executedAll()
+}
+
+// executedAll is done once when no task waits for the programs before it any more.
+func (s *supervisor) executedAll() {
+	if s.complete || s.over() || slices.ContainsFunc(s.tasks, func(t *task) bool { return t.aside != nil && t.aside.before }) {
+		return
+	}
+	s.complete = true
+	said := map[string]bool{}
 	for i, t := range s.tasks {
 		if t.untold != nil {
 			s.log.Warn("a task has no SLURM_TASK_PID", "rank", t.plan.GetRank(), "error", t.untold)
@@ -122,12 +142,13 @@ func (s *supervisor) execute(env []string) {
 		}
 	}
 	s.ready.closeInputs()
-	if skipped {
+	if s.unbound {
 		s.log.Info("tasks are not bound to CPUs: the machine does not have those of the plan, or does not let us use them")
 	}
-	protect(s.log)
-	if s.ready.sentence != "" {
-		s.print(0, s.voice()+s.ready.sentence)
+	for _, sentence := range []string{s.ready.sentence, s.cutLimits()} {
+		if sentence != "" {
+			s.print(0, s.voice()+sentence)
+		}
 	}
 	s.log.Info("tasks were executed", "tasks", len(s.tasks))
 }
@@ -158,13 +179,21 @@ func (s *supervisor) signal(q *supervisorv1.Signal) (refusal string) {
 	if !s.executed() || s.over() {
 		return ""
 	}
-	if q.GetTree() {
-		s.tree.signal(s.groups(), unix.Signal(q.GetSignal()))
+	s.deliver(unix.Signal(q.GetSignal()), q.GetTree())
+	return ""
+}
+
+// resize changes the size of the terminals.
+func (s *supervisor) resize(size *supervisorv1.Terminal) (refusal string) {
+	if s.ready == nil || s.over() {
 		return ""
 	}
-	for _, pid := range s.groups() {
-		if err := unix.Kill(pid, unix.Signal(q.GetSignal())); err != nil {
-			s.log.Warn("delivering a signal", "pid", pid, "signal", q.GetSignal(), "error", err)
+	for _, t := range s.ready.tasks {
+		if t.terminal == nil {
+			continue
+		}
+		if err := t.terminal.resize(size); err != nil {
+			return "TERMINAL: " + err.Error()
 		}
 	}
 	return ""
@@ -175,7 +204,11 @@ func (s *supervisor) print(i int, line string) {
 	if s.ready == nil || s.over() {
 		return
 	}
-	if !s.notice.write(s.ready.tasks[i].stderr, line) {
+	stderr := s.ready.tasks[i].stderr
+	if t := s.ready.tasks[i].terminal; t != nil { // its slave is the task's alone
+		stderr = t.out
+	}
+	if !s.notice.write(stderr, line) {
 		s.log.Warn("a line for the user was dropped: its output does not take any", "line", line)
 	}
 }

@@ -1,7 +1,7 @@
 package supervise
 
 import (
-	"os"
+	"io"
 	"sync"
 
 	supervisorv1 "github.com/muster-hpc/muster/proto/muster/supervisor/v1"
@@ -12,7 +12,7 @@ const maxWaitingInputs = 4
 
 // input feeds the stdin pipes of all tasks with one stream. Only the loop calls its methods.
 type input struct {
-	pipes []*os.File
+	pipes []io.WriteCloser
 	// taken is the number of bytes that all pipes took.
 	taken uint64
 	// ended: nothing follows.

@@ -212,6 +212,10 @@ func TestTasksAreExecutedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the supervisor is gone", func() bool { alive, _ := run.Alive(s.dir); return !alive })
+	eventually(t, "the kernel has killed the task", func() bool {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", s.State().GetTasks()[0].GetPid()))
+		return len(b) == 0 // gone, or a zombie
+	})
 	if _, err := run.Launch(bound(t), s.dir, plan, filepath.Join(programs, normal)); !errors.Is(err, run.ErrStarted) {
 		t.Errorf("launching again: %v", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"time"
 	"unsafe"
 
 	"github.com/muster-hpc/muster/node/run"
@@ -23,6 +24,8 @@ type Config struct {
 	Times Times
 	// WriteResult puts the final state on disk; run.WriteResult in production. nil means that.
 	WriteResult func(dir string, state *supervisorv1.StepState) error
+	// Fault is called at named points of its life, for tests that stop it there; nil in programs.
+	Fault func(point string)
 	// Handed is what Await returned; nil for a supervisor that was started for its step.
 	Handed *run.Handed
 }
@@ -120,7 +123,10 @@ func take(handed *run.Handed) (lock, socket *os.File, err error) {
 
 // load reads the directory.
 func load(c Config) (*supervisor, error) {
-	s := &supervisor{log: c.Log, times: c.Times, write: c.WriteResult, tree: newTree(), input: newInput(), notice: newNotices()}
+	s := &supervisor{log: c.Log, times: c.Times, write: c.WriteResult, tree: newTree(), input: newInput(), notice: newNotices(), fault: c.Fault}
+	if s.fault == nil {
+		s.fault = func(string) {}
+	}
 	if s.write == nil {
 		s.write = run.WriteResult
 	}
@@ -152,10 +158,13 @@ func load(c Config) (*supervisor, error) {
 		s.deadline = bootTime(s.plan.GetDeadlineBootNs())
 	}
 	s.limit = milliseconds(s.plan.GetTimeLimitMs())
+	s.warn(s.plan.GetWarnings())
+	s.asides = make(chan func(), len(s.plan.GetTasks())) // each task has one at a time
 	for _, t := range s.plan.GetTasks() {
 		s.tasks = append(s.tasks, &task{plan: t})
 	}
 	unix.Umask(int(s.plan.GetUmask() & 0o777))
+	s.fault("loaded")
 	c.Log.Info("preparing", "label", s.plan.GetLabel(), "tasks", len(s.tasks), "pid", os.Getpid())
 	return s, nil
 }
@@ -166,10 +175,13 @@ func (s *supervisor) recall(result *supervisorv1.StepState) {
 	s.plan = new(supervisorv1.StepPlan)
 	s.sentence, s.users = result.GetSentence(), result.GetUsersFault()
 	s.limitHit, s.deadlineHit = result.GetTimeLimit(), result.GetDeadline()
-	s.signals, s.started = result.GetSignalsDelivered(), bootTime(result.GetStartBootNs())
+	s.signals, s.started, s.finished = result.GetSignalsDelivered(), bootTime(result.GetStartBootNs()), bootTime(result.GetEndBootNs())
+	if ns := result.GetStartUnixNs(); ns != 0 {
+		s.startedAt = time.Unix(0, ns)
+	}
 	s.input.taken, s.input.ended = result.GetInputOffset(), true
 	for _, t := range result.GetTasks() {
-		s.tasks = append(s.tasks, &task{plan: &supervisorv1.TaskPlan{Rank: t.GetRank()}, pid: int(t.GetPid()), reaped: true, exit: t.GetExit()})
+		s.tasks = append(s.tasks, &task{plan: &supervisorv1.TaskPlan{Rank: t.GetRank()}, pid: int(t.GetPid()), reaped: true, exit: t.GetExit(), usage: t.GetUsage()})
 	}
 	s.leaveAt = now().add(s.times.Linger)
 }

@@ -3,6 +3,7 @@ package supervise
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -26,8 +27,8 @@ type prepared struct {
 	tasks    []preparedTask
 	// inputs are descriptors that only tasks need; outputs are also used for notices.
 	inputs, outputs []int
-	// pipes are the writing ends of stdin pipes.
-	pipes []*os.File
+	// pipes are the writing ends of stdin pipes, and the keyboards of terminals.
+	pipes []io.WriteCloser
 	// groups are the step's control groups; nil if it has none.
 	groups *confinement
 	// namespace is the mount namespace of the tasks; nil for the node's.
@@ -39,6 +40,8 @@ type preparedTask struct {
 	// program is the path to execute; if lookup is set there is none.
 	program string
 	lookup  unix.Errno
+	// terminal is the one whose slave is its standard streams; nil if it has none.
+	terminal *terminal
 	// manager is the task's end of its connection to the process manager; 0 if it has none.
 	manager int
 }
@@ -55,11 +58,28 @@ func (p *prepared) close() {
 	for _, pipe := range p.pipes {
 		_ = pipe.Close()
 	}
+	for _, t := range p.tasks {
+		if t.terminal != nil {
+			_ = t.terminal.master.Close()
+		}
+	}
 	p.outputs, p.pipes = nil, nil
 	if p.namespace != nil {
 		_ = p.namespace.Close()
 		p.namespace = nil
 	}
+}
+
+// drain waits a bounded time until what the terminals showed is in their files; false if it may still be written.
+func (p *prepared) drain() bool {
+	drained := true
+	if p != nil {
+		p.closeInputs() // our own slaves
+		for _, t := range p.tasks {
+			drained = (t.terminal == nil || t.terminal.finish()) && drained
+		}
+	}
+	return drained
 }
 
 // closeInputs closes what is of no use once the tasks have it: a pipe must have no reader but them.
@@ -134,6 +154,12 @@ func (p *prepared) openFiles(plan *supervisorv1.StepPlan, spools map[string]int)
 	var err error
 	for i, t := range plan.GetTasks() {
 		task := &p.tasks[i]
+		if t.GetTerminal() != nil {
+			if f := p.openTerminal(task, t, files, spools); f != nil {
+				return f
+			}
+			continue
+		}
 		if task.stdin, err = p.openInput(t); err != nil {
 			return openFault("standard input", t.GetStdinPath(), err)
 		}
@@ -144,6 +170,22 @@ func (p *prepared) openFiles(plan *supervisorv1.StepPlan, spools map[string]int)
 			return openFault("standard error", t.GetStderrPath(), err)
 		}
 	}
+	return nil
+}
+
+// openTerminal gives a task a terminal of its own, whose output goes where its standard output would.
+func (p *prepared) openTerminal(task *preparedTask, t *supervisorv1.TaskPlan, files, spools map[string]int) *fault {
+	out, err := p.openOutput(files, spools, t.GetStdoutPath(), run.OutFile(t.GetRank()), t.GetAppend())
+	if err != nil {
+		return openFault("standard output", t.GetStdoutPath(), err)
+	}
+	term, slave, err := openTerminal(t.GetTerminal())
+	if err != nil {
+		return &fault{sentence: fmt.Sprintf("The node has no terminal for the task: %s.", err)}
+	}
+	term.out = out
+	p.inputs, p.pipes = append(p.inputs, slave), append(p.pipes, term)
+	task.terminal, task.stdin, task.stdout, task.stderr = term, slave, slave, slave
 	return nil
 }
 

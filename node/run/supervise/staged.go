@@ -19,79 +19,78 @@ import (
 // row of docs/limits.md.
 const stageTimeout = 5 * time.Second
 
-// staged is a task whose stage was forked.
+// staged is a task, or a program around it, whose stage was forked.
 type staged struct {
 	*task
+	aside  *program // nil for the task itself
 	status *os.File
 }
 
-// wantsStages reports whether the plan asks for what belongs to a process and can only be done by itself.
-func wantsStages(plan *supervisorv1.StepPlan, p *prepared) bool {
-	return p.groups != nil || p.namespace != nil || len(plan.GetResourceLimits()) > 0 || plan.Nice != nil
+// wantsStage reports whether an execution needs what belongs to a process and can only be done by itself.
+func wantsStage(plan *supervisorv1.StepPlan, p *prepared, e execution) bool {
+	return p.groups != nil || p.namespace != nil || len(plan.GetResourceLimits()) > 0 || plan.Nice != nil || len(e.prints)+len(e.lines) > 0
 }
 
-// fork starts the stage of a task, from the loop's thread, whose death kills it. The error is one of the node.
-func (t *task) fork(plan *supervisorv1.StepPlan, p *prepared, i int, env []string, cpus []uint64) (*staged, error) {
-	ready := p.tasks[i]
+// stage starts a stage, from the loop's thread, whose death kills it. The error is one of the node.
+func (t *task) stage(plan *supervisorv1.StepPlan, p *prepared, i int, e execution) (*staged, int, error) {
 	order := &stage.Plan{
-		Parent: os.Getpid(), Namespace: p.namespace != nil, CPUs: cpus,
+		Parent: os.Getpid(), Namespace: p.namespace != nil, CPUs: e.cpus,
 		SetNice: plan.Nice != nil, Nice: int(plan.GetNice()),
 		SetUser: os.Geteuid() == 0, UID: plan.GetUid(), GID: plan.GetGid(), Supplement: plan.GetGroups(),
-		Dir: p.workDir, Program: ready.program, Args: t.plan.GetArgs(), Env: env,
+		Dir: p.workDir, Program: e.program, Args: e.args, Env: e.env, Prints: e.prints, Lines: e.lines,
 	}
 	for _, l := range plan.GetResourceLimits() {
 		order.Limits = append(order.Limits, stage.Limit{Resource: int(l.GetResource()), Soft: l.GetSoft()})
 	}
 	group := p.groups.task(i)
 	if group == nil {
-		return t.forkIn(plan, p, ready, order, nil)
+		return t.stageIn(plan, p, e, order, nil)
 	}
 	into, err := group.Descriptor()
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	if into != nil {
 		defer into.Close()
-		s, err := t.forkIn(plan, p, ready, order, into)
+		s, pid, err := t.stageIn(plan, p, e, order, into)
 		// Before Linux 5.7 a process could not be born in a group.
 		if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.E2BIG) && !errors.Is(err, unix.EINVAL) {
-			return s, err
+			return s, pid, err
 		}
 	}
 	order.Groups = group.Files()
-	return t.forkIn(plan, p, ready, order, nil)
+	return t.stageIn(plan, p, e, order, nil)
 }
 
-func (t *task) forkIn(plan *supervisorv1.StepPlan, p *prepared, ready preparedTask, order *stage.Plan, into *os.File) (*staged, error) {
+func (t *task) stageIn(plan *supervisorv1.StepPlan, p *prepared, e execution, order *stage.Plan, into *os.File) (*staged, int, error) {
 	written, err := memory(order.Encode())
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer written.Close()
 	status, statusEnd, err := os.Pipe()
 	if err != nil {
-		return nil, fmt.Errorf("making a pipe to a stage: %w", err)
+		return nil, 0, fmt.Errorf("making a pipe to a stage: %w", err)
 	}
 	defer statusEnd.Close()
 	attr := &syscall.ProcAttr{
 		// Nothing of the user's reaches the stage's own runtime.
 		Env:   []string{"GOGC=off", "GOMAXPROCS=1", run.CookieVariable + "=" + plan.GetCookie()},
-		Files: []uintptr{uintptr(ready.stdin), uintptr(ready.stdout), uintptr(ready.stderr), written.Fd(), statusEnd.Fd()},
-		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
+		Files: []uintptr{uintptr(e.stdin), uintptr(e.stdout), uintptr(e.stderr), written.Fd(), statusEnd.Fd()},
+		Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: e.terminal, Pdeathsig: syscall.SIGKILL},
 	}
 	if p.namespace != nil {
 		attr.Files = append(attr.Files, p.namespace.Fd())
 	}
-	attr.Files = withManager(attr.Files, ready.manager)
+	attr.Files = withManager(attr.Files, e.manager)
 	if into != nil {
 		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, int(into.Fd())
 	}
 	pid, err := syscall.ForkExec("/proc/self/exe", []string{stage.Name}, attr)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("starting a stage: %w", err), status.Close())
+		return nil, 0, errors.Join(fmt.Errorf("starting a stage: %w", err), status.Close())
 	}
-	t.pid = pid
-	return &staged{t, status}, nil
+	return &staged{task: t, status: status}, pid, nil
 }
 
 // memory is a file without a name that has the bytes.
@@ -125,6 +124,9 @@ func (s *staged) settle(until time.Time) (trouble error) {
 	switch {
 	case err != nil:
 		return err
+	case failed != nil && s.aside != nil:
+		s.aside.failure = fmt.Sprintf("%s(): %s", failed.Call, errnoText(unix.Errno(failed.Errno)))
+		return nil
 	case failed != nil:
 		s.end(launchFailure(failed.Call, s.plan, unix.Errno(failed.Errno)))
 		return nil

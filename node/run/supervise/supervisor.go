@@ -59,6 +59,16 @@ type supervisor struct {
 	sentence string
 	users    bool
 	started  bootTime // at exec
+	// startedAt is the same by the node's clock, finished is when the last process ended.
+	startedAt time.Time
+	finished  bootTime
+	warnings  []*warning
+	cpus      *binding // nil before the first execution
+	unbound   bool     // tasks could not be bound
+	complete  bool     // executedAll was done
+	asides    chan func()
+	// fault is called at named points, for tests that stop the supervisor there.
+	fault func(point string)
 
 	// held are answers, and deferred are requests, that wait until the preparation is over.
 	held     []heldAnswer
@@ -125,6 +135,7 @@ func (s *supervisor) loop() error {
 		case sig := <-ignored:
 			s.log.Info("a signal is not an order to end the step", "signal", sig.String())
 		case act = <-preparation:
+		case act = <-s.asides:
 		case act = <-s.mpi.done():
 		case <-s.input.done:
 			act = func() {
@@ -165,6 +176,7 @@ func (s *supervisor) prepared(p *prepared, f *fault) {
 		}
 		s.ready, s.sentence, s.phase = p, p.sentence, supervisorv1.Phase_PHASE_PREPARED
 		s.input.pipes = p.pipes
+		s.fault("prepared")
 		s.settle()
 	}
 }
@@ -201,7 +213,7 @@ func (s *supervisor) next() bootTime {
 	if s.plan.GetStopsItself() && !s.deadlineHit {
 		t = sooner(t, s.deadline)
 	}
-	t = sooner(t, s.limitAt())
+	t = sooner(sooner(t, s.limitAt()), sooner(s.warnAt(), s.asideAt()))
 	if s.killed == 0 { // These lead to the first KILL only.
 		t = sooner(t, sooner(s.killAt, s.leftoverAt))
 	}
@@ -230,6 +242,8 @@ func (s *supervisor) tick(now bootTime) {
 		s.say("The lease deadline of this node passed; the step was ended so that it can run elsewhere.")
 		s.end(0, s.words("DUE TO NODE FAILURE"))
 	}
+	s.tickWarnings(now)
+	s.tickAsides(now)
 	if s.limitAt().reached(now) {
 		s.limitHit = true
 		s.end(s.grace(), s.words("DUE TO TIME LIMIT"))
@@ -297,6 +311,9 @@ func (s *supervisor) kill(t bootTime) {
 		s.killed, s.killPause = t, s.times.KillAgain
 		s.phase, s.changed = supervisorv1.Phase_PHASE_ENDING, true
 	}
+	for _, t := range s.tasks {
+		t.epilogs = nil // they would be killed, too
+	}
 	s.tree.signal(s.groups(), unix.SIGKILL)
 	s.ready.groups.kill(s.log)
 	s.killAgain = t.add(s.killPause)
@@ -345,7 +362,7 @@ func (s *supervisor) reap() {
 		return
 	}
 	for {
-		pid, status, empty, err := reap()
+		pid, status, used, empty, err := reap()
 		if err != nil {
 			s.log.Error("waiting for processes", "error", err)
 			return
@@ -357,23 +374,29 @@ func (s *supervisor) reap() {
 		for i, t := range s.tasks {
 			if t.pid == pid && !t.reaped {
 				t.reaped = true
-				s.ended(i, exitOf(status))
+				s.ended(i, exitOf(status), used)
+				pid = 0
 			}
+		}
+		if pid != 0 {
+			s.asideEnded(pid, status)
 		}
 	}
 	s.judge()
 }
 
 // ended takes the end of a task's first process. A stage that could not execute its task has told why before.
-func (s *supervisor) ended(i int, exit *apiv1.TaskExit) {
+func (s *supervisor) ended(i int, exit *apiv1.TaskExit, used *unix.Rusage) {
 	t := s.tasks[i]
 	s.changed = true
+	s.fault("exited")
+	defer s.follow(i)
 	if t.exit == nil {
 		exit.EndedBySupervisor = s.ending
 		s.mpi.ended(t, exit)
 		t.end(exit)
 	}
-	if t.usage = s.ready.groups.usage(i); t.usage.GetMemoryKills() == 0 {
+	if t.usage = measured(s.ready.groups.usage(i), used); t.usage.GetMemoryKills() == 0 {
 		return
 	}
 	t.exit.OutOfMemory = true
@@ -394,9 +417,9 @@ func (s *supervisor) judge() {
 		unlaunched = unlaunched || t.exit.GetLaunchError() != ""
 	}
 	switch {
-	case running == 0 && s.empty:
+	case running == 0 && s.empty && !s.busy():
 		s.seal(supervisorv1.Phase_PHASE_ENDED)
-	case running == 0 && s.leftoverAt == 0 && s.killed == 0:
+	case running == 0 && s.leftoverAt == 0 && s.killed == 0 && !s.busy():
 		s.input.close()
 		s.leftoverAt = now().add(s.times.Leftover)
 	case running > 0 && !s.ending && (unlaunched || (bad && s.plan.GetKillOnBadExit())):
@@ -419,6 +442,9 @@ func (s *supervisor) fail(f *fault) {
 // seal makes the end final. From here on only the disk stands between the result and those who wait for it.
 func (s *supervisor) seal(last supervisorv1.Phase) {
 	s.last = last
+	if s.executed() {
+		s.finished = now()
+	}
 	for _, t := range s.tasks {
 		if t.exit == nil { // It was never executed, or its end is not waited for.
 			sig := unix.SIGTERM
@@ -433,9 +459,11 @@ func (s *supervisor) seal(last supervisorv1.Phase) {
 	if s.ready != nil {
 		s.ready.groups.remove(s.log)
 	}
-	if s.notice.flush() {
+	written := s.ready.drain()
+	if s.notice.flush() && written {
 		s.ready.close()
 	}
+	s.fault("sealed")
 	s.record()
 }
 
@@ -456,6 +484,7 @@ func (s *supervisor) record() {
 		s.log.Info("the step ended", "phase", s.last.String())
 		s.phase, s.trouble, s.writeAgain = s.last, "", 0
 		s.leaveAt = t.add(s.times.Linger)
+		s.fault("written")
 	}
 	s.settle()
 }
@@ -475,7 +504,10 @@ func (s *supervisor) state() *supervisorv1.StepState {
 		Version: run.Version, Phase: s.phase, TimeLimit: s.limitHit, Deadline: s.deadlineHit,
 		Sentence: s.sentence, UsersFault: s.users, Pid: uint32(s.tree.self), SignalsDelivered: s.signals,
 		StartBootNs: int64(s.started), InputOffset: s.input.taken, PmiPort: s.mpi.told(),
-		Stuck: stuckStates(s.abandoned),
+		Stuck: stuckStates(s.abandoned), EndBootNs: int64(s.finished), Warned: s.warned(),
+	}
+	if !s.startedAt.IsZero() {
+		state.StartUnixNs = s.startedAt.UnixNano()
 	}
 	if s.ready != nil && s.ready.groups != nil {
 		state.Limitations = s.ready.groups.missing

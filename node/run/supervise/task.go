@@ -26,8 +26,14 @@ type task struct {
 	exit *apiv1.TaskExit
 	// untold is why it does not find its process id in its environment; nil if it does, or was not to.
 	untold error
-	// usage is what it used, once it ended, if its group counted that.
+	// usage is what it used, once it ended.
 	usage *supervisorv1.TaskUsage
+	// env is its environment; prints are for its standard output before it is executed.
+	env    []string
+	prints []string
+	// prologs and epilogs are the programs before and after it that were not started yet; aside is the one that runs.
+	prologs, epilogs []string
+	aside            *program
 }
 
 func (t *task) end(exit *apiv1.TaskExit) {
@@ -42,42 +48,74 @@ func (t *task) state() *supervisorv1.TaskState {
 	return &supervisorv1.TaskState{Rank: t.plan.GetRank(), Pid: uint32(t.pid), Ended: t.exit != nil, Exit: t.exit, Usage: t.usage}
 }
 
-// execute starts the task's first process from the loop's thread, whose death kills it. An error is the user's, as a
-// shell would see it, and becomes the task's exit. With a stage it is not certain yet whether the task is executed.
-func (t *task) execute(plan *supervisorv1.StepPlan, p *prepared, i int, more []string, cpus []uint64) *staged {
-	ready := p.tasks[i]
+// execution is what is executed with what.
+type execution struct {
+	program               string
+	args, env             []string
+	stdin, stdout, stderr int
+	// terminal: the standard input is the terminal of its session. manager is its connection to the process manager; 0 if it has none.
+	terminal bool
+	manager  int
+	// prints and lines are written to its standard output and error before it is executed.
+	prints, lines []string
+	cpus          []uint64
+	// told: it finds its process id in SLURM_TASK_PID.
+	told bool
+}
+
+// launch starts a task's first process from the loop's thread, whose death kills it. An error is the user's, as a shell would see it,
+// and becomes the task's exit. With a stage it is not certain yet whether the task is executed.
+func (s *supervisor) launch(i int) *staged {
+	t, ready := s.tasks[i], s.ready.tasks[i]
 	if ready.lookup != 0 {
 		t.end(launchFailure("execve", t.plan, ready.lookup))
 		return nil
 	}
-	env := environment(t.plan.GetEnv(), more, plan.GetCookie())
-	if wantsStages(plan, p) {
-		s, err := t.fork(plan, p, i, env, cpus)
-		if err != nil {
-			t.end(launchFailure("fork", t.plan, errno(err)))
-		}
-		return s
+	e := execution{
+		program: ready.program, args: t.plan.GetArgs(), env: t.env, stdin: ready.stdin, stdout: ready.stdout, stderr: ready.stderr,
+		terminal: ready.terminal != nil, manager: ready.manager, prints: t.prints, lines: t.plan.GetLines(), told: true,
 	}
-	attr := &syscall.ProcAttr{
-		Dir:   p.workDir,
-		Env:   env,
-		Files: []uintptr{uintptr(ready.stdin), uintptr(ready.stdout), uintptr(ready.stderr)},
-		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
-	}
-	attr.Files = withManager(attr.Files, ready.manager)
-	if os.Geteuid() == 0 {
-		attr.Sys.Credential = &syscall.Credential{Uid: plan.GetUid(), Gid: plan.GetGid(), Groups: plan.GetGroups()}
-	}
-	err := t.start(ready.program, attr)
+	stage, pid, err := s.fork(t, i, e)
 	if err == nil {
-		return nil
+		t.pid = pid
+		return stage
 	}
 	failure, call := errno(err), "execve"
-	if failure == unix.EAGAIN || failure == unix.ENOMEM {
+	if wantsStage(s.plan, s.ready, e) || failure == unix.EAGAIN || failure == unix.ENOMEM {
 		call = "fork"
 	}
 	t.end(launchFailure(call, t.plan, failure))
 	return nil
+}
+
+// fork executes on the CPUs of a task, as the user: through a stage, if one is needed.
+func (s *supervisor) fork(t *task, i int, e execution) (*staged, int, error) {
+	if s.cpus == nil {
+		s.cpus = newBinding()
+	}
+	mask := t.plan.GetCpuMask()
+	if len(mask) > 0 && !s.cpus.bind(mask) {
+		mask, s.unbound = nil, true
+	}
+	defer s.cpus.release()
+	e.cpus = mask
+	if wantsStage(s.plan, s.ready, e) {
+		return t.stage(s.plan, s.ready, i, e)
+	}
+	attr := &syscall.ProcAttr{
+		Dir: s.ready.workDir, Env: e.env, Files: []uintptr{uintptr(e.stdin), uintptr(e.stdout), uintptr(e.stderr)},
+		Sys: &syscall.SysProcAttr{Setsid: true, Setctty: e.terminal, Pdeathsig: syscall.SIGKILL},
+	}
+	attr.Files = withManager(attr.Files, e.manager)
+	if os.Geteuid() == 0 {
+		attr.Sys.Credential = &syscall.Credential{Uid: s.plan.GetUid(), Gid: s.plan.GetGid(), Groups: s.plan.GetGroups()}
+	}
+	if e.told {
+		err := t.start(e.program, attr)
+		return nil, t.pid, err
+	}
+	pid, err := syscall.ForkExec(e.program, e.args, attr)
+	return nil, pid, err
 }
 
 // launchFailure is the exit of a task that was not executed.
@@ -85,24 +123,27 @@ func launchFailure(call string, t *supervisorv1.TaskPlan, failure unix.Errno) *a
 	return &apiv1.TaskExit{Code: uint32(failure), LaunchError: fmt.Sprintf("%s(): %s: %s", call, t.GetArgs()[0], errnoText(failure))}
 }
 
+// cookieVariable marks every process of the step.
+const cookieVariable = run.CookieVariable
+
 // environment adds to a task's variables those of the start that it does not have, and the cookie, which it must have.
 func environment(own, more []string, cookie string) []string {
 	has := make(map[string]bool, len(own))
 	env := make([]string, 0, len(own)+len(more)+1)
 	for _, v := range own {
 		name, _, _ := strings.Cut(v, "=")
-		if name == run.CookieVariable {
+		if name == cookieVariable {
 			continue
 		}
 		has[name] = true
 		env = append(env, v)
 	}
 	for _, v := range more {
-		if name, _, _ := strings.Cut(v, "="); !has[name] && name != run.CookieVariable {
+		if name, _, _ := strings.Cut(v, "="); !has[name] && name != cookieVariable {
 			env = append(env, v)
 		}
 	}
-	return append(env, run.CookieVariable+"="+cookie)
+	return append(env, cookieVariable+"="+cookie)
 }
 
 // exitOf translates a wait status.

@@ -46,8 +46,9 @@ func (t *task) start(program string, attr *syscall.ProcAttr) error {
 		return nil
 	}
 	var status *unix.WaitStatus
-	if status, t.untold = release(pid); status != nil {
-		t.reaped = true
+	var used unix.Rusage
+	if status, t.untold = release(pid, &used); status != nil {
+		t.reaped, t.usage = true, measured(nil, &used)
 		t.end(exitOf(*status))
 	}
 	return nil
@@ -67,12 +68,12 @@ func privileged(program, workDir string) bool {
 
 // release waits until a task that was started traced has executed its program, tells it its process id and lets it go. The
 // status is not nil if it has ended instead, which is collected with that. An error says why it has no SLURM_TASK_PID.
-func release(pid int) (*unix.WaitStatus, error) {
+func release(pid int, used *unix.Rusage) (*unix.WaitStatus, error) {
 	var told error
 	var later []unix.Signal
 	for {
 		var status unix.WaitStatus
-		if _, err := unix.Wait4(pid, &status, unix.WALL, nil); errors.Is(err, unix.EINTR) {
+		if _, err := unix.Wait4(pid, &status, unix.WALL, used); errors.Is(err, unix.EINTR) {
 			continue
 		} else if err != nil {
 			return nil, fmt.Errorf("waiting for the exec of process %d: %w", pid, err)

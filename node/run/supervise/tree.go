@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/muster-hpc/muster/node/run/cgroup"
+	supervisorv1 "github.com/muster-hpc/muster/proto/muster/supervisor/v1"
 )
 
 // tree is all processes of the step: the descendants of the supervisor.
@@ -127,17 +128,32 @@ func (t tree) stuck() []cgroup.Process {
 	return all
 }
 
-// reap collects one process that ended. pid is 0 if none has; empty is true if there are no processes at all.
-func reap() (pid int, status unix.WaitStatus, empty bool, err error) {
+// reap collects one process that ended, and what it and those that it waited for used. pid is 0 if none has; empty is true if there are no
+// processes at all.
+func reap() (pid int, status unix.WaitStatus, used *unix.Rusage, empty bool, err error) {
+	used = new(unix.Rusage)
 	for {
-		pid, err = unix.Wait4(-1, &status, unix.WNOHANG|unix.WALL, nil)
+		pid, err = unix.Wait4(-1, &status, unix.WNOHANG|unix.WALL, used)
 		switch {
 		case err == nil:
-			return pid, status, false, nil
+			return pid, status, used, false, nil
 		case errors.Is(err, unix.ECHILD):
-			return 0, 0, true, nil
+			return 0, 0, nil, true, nil
 		case !errors.Is(err, unix.EINTR):
-			return 0, 0, false, err
+			return 0, 0, nil, false, err
 		}
 	}
+}
+
+// measured completes what a task's group counted, nil if it has none, with what the kernel tells of its first process and those that were
+// waited for.
+func measured(u *supervisorv1.TaskUsage, used *unix.Rusage) *supervisorv1.TaskUsage {
+	if used == nil {
+		return u
+	}
+	if u == nil {
+		u = &supervisorv1.TaskUsage{UserNs: uint64(used.Utime.Nano()), SystemNs: uint64(used.Stime.Nano())}
+	}
+	u.MaxRssBytes = uint64(used.Maxrss) * 1024
+	return u
 }

@@ -44,6 +44,8 @@ type Plan struct {
 	Program string
 	Args    []string
 	Env     []string
+	// Prints are lines for its standard output and Lines for its standard error before that; "%p" is its process id.
+	Prints, Lines []string
 }
 
 // Limit is a soft limit of a resource; the largest number means none.
@@ -98,6 +100,8 @@ func (p *Plan) Encode() []byte {
 	e.text(p.Program)
 	e.list(p.Args)
 	e.list(p.Env)
+	e.list(p.Prints)
+	e.list(p.Lines)
 	return e.b
 }
 
@@ -117,6 +121,7 @@ func Decode(b []byte) (*Plan, error) {
 		p.Limits = append(p.Limits, Limit{Resource: int(d.number()), Soft: uint64(d.number())})
 	}
 	p.Dir, p.Program, p.Args, p.Env = d.text(), d.text(), d.list(), d.list()
+	p.Prints, p.Lines = d.list(), d.list()
 	if d.bad || len(d.b) > 0 {
 		return nil, errPlan
 	}

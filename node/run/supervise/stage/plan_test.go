@@ -17,11 +17,12 @@ func full() *stage.Plan {
 		SetUser: true, UID: math.MaxUint32, GID: 7, Supplement: []uint32{7, math.MaxUint32},
 		Limits: []stage.Limit{{Resource: 7, Soft: math.MaxUint64}, {Resource: 3, Soft: 8 << 20}},
 		Dir:    "/home/x", Program: "/bin/\xff", Args: []string{"a", "", "b c"}, Env: []string{"X=\xfe\n", "Y="},
+		Prints: []string{"p"}, Lines: []string{"%p", ""},
 	}
 }
 
 func TestPlanIsReadAsItWasWritten(t *testing.T) {
-	for _, p := range []*stage.Plan{full(), {Args: []string{}, Env: []string{}, Groups: []string{}}} {
+	for _, p := range []*stage.Plan{full(), {Args: []string{}, Env: []string{}, Groups: []string{}, Prints: []string{}, Lines: []string{}}} {
 		got, err := stage.Decode(p.Encode())
 		if err != nil || !reflect.DeepEqual(got, p) {
 			t.Errorf("%+v became %+v, error %v", p, got, err)

@@ -52,10 +52,29 @@ func perform() *Failure {
 			return failure("setrlimit", err)
 		}
 	}
+	say(1, plan.Prints)
+	say(2, plan.Lines)
 	if _, err := unix.Write(StatusFD, []byte{Started}); err != nil {
 		return failure("write", err)
 	}
 	return failure("execve", syscall.Exec(plan.Program, plan.Args, withPID(plan.Env)))
+}
+
+// say writes lines as far as they can be written: whoever reads them is the user's matter.
+func say(fd int, lines []string) {
+	for _, line := range lines {
+		rest := []byte(strings.ReplaceAll(line, "%p", strconv.Itoa(os.Getpid())) + "\n")
+		for len(rest) > 0 {
+			n, err := unix.Write(fd, rest)
+			if errors.Is(err, unix.EINTR) {
+				continue
+			}
+			if err != nil {
+				return
+			}
+			rest = rest[n:]
+		}
+	}
 }
 
 // pidVariable tells a task the id of its first process, which nobody knows before that exists.
