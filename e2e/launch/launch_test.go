@@ -85,8 +85,15 @@ func labels(t *testing.T, c *cluster.Cluster) {
 			t.Errorf("%q lacks %q", out.Stdout, want)
 		}
 	}
-	if out = c.Run(c.Dir, "srun", "-l", "-o", "file", "hostname"); out.Code != 1 || !strings.Contains(out.Stderr, "--label") {
-		t.Errorf("labels in a file are neither made nor refused: exit %d, %s", out.Code, out.Stderr)
+	out = c.Run(c.Dir, "srun", "-l", "-N2", "-n4", "-o", "labelled", "sh", "-c", "echo I am $SLURM_PROCID")
+	text, err := os.ReadFile(filepath.Join(c.Dir, "labelled"))
+	for rank := range 4 {
+		if want := fmt.Sprintf("%d: I am %d\n", rank, rank); out.Code != 0 || err != nil || strings.Count(string(text), want) != 1 {
+			t.Errorf("the file has %q, without %q; exit %d, %s, %v", text, want, out.Code, out.Stderr, err)
+		}
+	}
+	if out = c.Run(c.Dir, "srun", "-l", "-o", "file.%t", "hostname"); out.Code != 1 || !strings.Contains(out.Stderr, "--label") {
+		t.Errorf("labels in a file of each task are neither made nor refused: exit %d, %s", out.Code, out.Stderr)
 	}
 }
 

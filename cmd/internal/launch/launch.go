@@ -59,8 +59,10 @@ type Options struct {
 	Label bool
 	// Stdin is sent to the tasks; nil sends nothing, not even its end.
 	Stdin io.Reader
-	// Stdout and Stderr take the output of tasks; messages go to Stderr as well.
+	// Stdout and Stderr take the output of tasks.
 	Stdout, Stderr io.Writer
+	// Messages takes messages about the step; nil means Stderr.
+	Messages io.Writer
 	// StdinRank is the rank that gets Stdin; negative means all.
 	StdinRank int
 	// OnlyStdout and OnlyStderr limit a stream to one rank; nil means all.

@@ -101,6 +101,10 @@ func (p *printer) put(stream nodev1.OutputStream, data []byte) {
 	if stream == nodev1.OutputStream_OUTPUT_STREAM_STDERR {
 		to = p.options.Stderr
 	}
+	p.putTo(to, data)
+}
+
+func (p *printer) putTo(to io.Writer, data []byte) {
 	if len(data) == 0 || p.writeErr != nil || to == nil {
 		return
 	}
@@ -123,7 +127,11 @@ func (p *printer) message(format string, args ...any) {
 	defer p.mu.Unlock()
 	// Names and sentences come from others: a terminal must not obey them, and one message is one line.
 	text := notation.Printable(fmt.Sprintf(format, args...))
-	p.put(nodev1.OutputStream_OUTPUT_STREAM_STDERR, []byte(p.options.Program+": "+text+"\n"))
+	to := p.options.Messages
+	if to == nil {
+		to = p.options.Stderr
+	}
+	p.putTo(to, []byte(p.options.Program+": "+text+"\n"))
 }
 
 // report says how the tasks of a node ended, a line for each kind of end; good ends are not mentioned. Why a program could

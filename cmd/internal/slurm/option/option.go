@@ -9,6 +9,7 @@ package option
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -352,6 +353,9 @@ func (s *Set) Over(lower *Set) *Set {
 	}
 	return out
 }
+
+// Names lists the options that were given, sorted.
+func (s *Set) Names() []string { return slices.Sorted(maps.Keys(s.values)) }
 
 // Drop removes an option.
 func (s *Set) Drop(name string) { delete(s.values, name) }

@@ -81,7 +81,9 @@ func prepare(s *session.Session, table *option.Table, line *option.Set, words []
 		return nil, err
 	}
 	o := submit.Merge(line, environment, script)
-	spec, err := submit.Job(o, submit.Caller{Dir: s.Dir, Host: s.Host, Umask: s.Umask, UID: s.UID, UserID: s.UserID, Now: s.Now()})
+	spec, err := submit.Job(o, submit.Caller{
+		Dir: s.Dir, Host: s.Host, Umask: s.Umask, UID: s.UID, UserID: s.UserID, Now: s.Now(), Hostfile: s.Get("SLURM_HOSTFILE"), Batch: true,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -97,6 +99,7 @@ func prepare(s *session.Session, table *option.Table, line *option.Set, words []
 	spec.StderrPath = submit.Pattern(spec.GetWorkDir(), o.Text("error"))
 	spec.StdinPath = submit.Pattern(spec.GetWorkDir(), o.Text("input"))
 	set := map[string]string{"SLURM_SUBMIT_DIR": s.Dir, "SLURM_SUBMIT_HOST": s.Host}
+	forSteps(o, spec, set)
 	export := o.Text("export")
 	if export != "" && !strings.EqualFold(export, "ALL") {
 		set["SLURM_EXPORT_ENV"] = export
@@ -106,6 +109,21 @@ func prepare(s *session.Session, table *option.Table, line *option.Set, words []
 		return nil, err
 	}
 	return &batch{options: o, spec: spec, script: source.text, env: env}, nil
+}
+
+// forSteps adds the variables with which options of the job become defaults of the steps that its script starts, as far as the nodes do
+// not set them.
+func forSteps(o *option.Set, spec *apiv1.JobSpec, set map[string]string) {
+	for name, option := range map[string]string{
+		"SLURM_CPUS_PER_GPU": "cpus-per-gpu", "SLURM_NTASKS_PER_GPU": "ntasks-per-gpu", "SLURM_GPU_BIND": "gpu-bind", "SLURM_OPEN_MODE": "open-mode",
+	} {
+		if text := o.Text(option); text != "" {
+			set[name] = text
+		}
+	}
+	if spec.GetResources().GetOvercommit() {
+		set["SLURM_OVERCOMMIT"] = "1"
+	}
 }
 
 // source is a script and what is known of it.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -160,7 +161,7 @@ var differs = map[string]string{
 
 // unsupported are options that are refused by name.
 var unsupported = map[string]string{
-	"array": "--array is not supported yet", "constraint": "--constraint is not supported yet", "signal": "--signal is not supported yet",
+	"array": "--array is not supported yet", "constraint": "--constraint is not supported yet",
 	"dependency": "--dependency is not supported yet",
 }
 
@@ -288,7 +289,7 @@ var forms = map[string]form{
 	"--hint=nomultithread":                 {head: "#SBATCH --hint=nomultithread", refused: "--hint is not supported yet"},
 	"--export=NONE,A=b":                    opt("--export=NONE,A=b"),
 	"--container-image (pyxis not loaded)": opt("--container-image=x"),
-	"--gpu-bind=closest":                   {head: "#SBATCH --gpu-bind=closest", refused: "--gpu-bind=closest is not supported yet"},
+	"--gpu-bind=closest":                   opt("--gpu-bind=closest"),
 	"STDIN wrap and script":                {words: []string{"--wrap", "true", "script.sh"}},
 	"STDIN binary as script":               {script: "\x7fELF\x02\x01\x01\x00"},
 }
@@ -434,5 +435,49 @@ func TestWaitReturnsTheExitCodeOfTheJob(t *testing.T) {
 				t.Errorf("%v: %+v", test, got)
 			}
 		})
+	}
+}
+
+func TestOptionsOfStepsAreKeptAndPassedToThem(t *testing.T) {
+	hosts := filepath.Join(t.TempDir(), "hosts")
+	if err := os.WriteFile(hosts, []byte("gpu-002 # the fast one\n\ngpu-001,gpu-002\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := server(t)
+	head := "#SBATCH --signal=B:USR1@90 -k -O --cpus-per-gpu=4 --ntasks-per-gpu=2 --gpus=2 --gpu-bind=v,closest --open-mode=append\n" +
+		"#SBATCH --distribution=cyclic:block -F " + hosts + " --gres=ib:1\n"
+	if got := try(t, c, "#!/bin/sh\n"+head, nil); got.Code != 0 {
+		t.Fatalf("%+v", got)
+	}
+	spec := c.Submitted[0].GetSpec()
+	if w := spec.GetWarnSignal(); w.GetSignal() != 10 || w.GetLeadS() != 90 || !w.GetBatchOnly() || !spec.GetNoKill() {
+		t.Errorf("warning %v, no kill %v", w, spec.GetNoKill())
+	}
+	r := spec.GetResources()
+	if !r.GetOvercommit() || r.GetCpusPerGpu() != 4 || r.GetNtasksPerGpu() != 2 || len(r.GetGres()) != 1 || r.GetGres()[0].GetName() != "ib" ||
+		strings.Join(r.GetNodeList(), " ") != "gpu-002 gpu-001" || r.GetNodesMin() != 2 {
+		t.Errorf("asked %v", r)
+	}
+	if o := spec.GetTaskOptions(); o.GetGpuBind() != "verbose,closest" || o.GetDistribution() != "cyclic:block" {
+		t.Errorf("task options %v", o)
+	}
+	for _, want := range []string{"SLURM_CPUS_PER_GPU=4", "SLURM_NTASKS_PER_GPU=2", "SLURM_GPU_BIND=v,closest", "SLURM_OVERCOMMIT=1", "SLURM_OPEN_MODE=append"} {
+		if !strings.Contains(string(c.Submitted[0].GetEnvironment()), want+"\x00") {
+			t.Errorf("the environment lacks %s", want)
+		}
+	}
+}
+
+func TestAScriptGetsTheNodesOfAnArbitraryDistribution(t *testing.T) {
+	c := server(t)
+	if got := try(t, c, "#!/bin/sh\n#SBATCH -m arbitrary -w gpu-002,gpu-001,gpu-002\n", nil); got.Code != 0 {
+		t.Fatalf("%+v", got)
+	}
+	r := c.Submitted[0].GetSpec().GetResources()
+	if r.GetNtasks() != 3 || len(r.GetTaskNodes()) != 0 || strings.Join(r.GetNodeList(), " ") != "gpu-002 gpu-001" || r.GetNodesMin() != 2 {
+		t.Errorf("asked %v", r)
+	}
+	if got := try(t, server(t), "#!/bin/sh\n#SBATCH -m arbitrary\n", nil); got.Code != 1 || !strings.Contains(got.Stderr, "name a file in SLURM_HOSTFILE") {
+		t.Errorf("%+v", got)
 	}
 }

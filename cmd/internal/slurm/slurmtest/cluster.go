@@ -52,6 +52,8 @@ type Cluster struct {
 	Refuse func(*apiv1.JobSubmission) *apiv1.ErrorDetail
 	// RefuseJob decides what becomes of a change of a job; nil accepts.
 	RefuseJob func(id uint32) *apiv1.ErrorDetail
+	// RefuseStep decides what becomes of a new step; nil accepts.
+	RefuseStep func(*apiv1.CreateStepRequest) *apiv1.ErrorDetail
 	// Nodes answers for agents, by address.
 	Nodes map[string]nodev1connect.NodeServiceHandler
 	// OnSubmit is called with each new job, which it may change.
@@ -296,6 +298,22 @@ func (c *Cluster) SubmitJobs(_ context.Context, r *apiv1.SubmitJobsRequest) (*ap
 	return answer, nil
 }
 
+// ChangeStep replaces a step and wakes watches.
+func (c *Cluster) ChangeStep(job, id uint32, change func(*apiv1.Step)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, step := range c.StepList {
+		if step.GetJobId() == job && step.GetId() == id {
+			c.StepList[i] = proto.Clone(step).(*apiv1.Step)
+			change(c.StepList[i])
+		}
+	}
+	if c.changed != nil {
+		close(c.changed)
+		c.changed = nil
+	}
+}
+
 // Change replaces a job and wakes watches.
 func (c *Cluster) Change(id uint32, change func(*apiv1.Job)) {
 	c.mu.Lock()
@@ -314,7 +332,7 @@ func (c *Cluster) Change(id uint32, change func(*apiv1.Job)) {
 
 // WatchJobs sends the jobs and every change.
 func (c *Cluster) WatchJobs(ctx context.Context, r *apiv1.WatchJobsRequest, stream apiv1connect.JobServiceWatchJobsServerStream) error {
-	sent := map[uint32]*apiv1.Job{}
+	sent, sentSteps := map[uint32]*apiv1.Job{}, map[[2]uint32]*apiv1.Step{}
 	for {
 		c.mu.Lock()
 		if c.changed == nil {
@@ -328,8 +346,15 @@ func (c *Cluster) WatchJobs(ctx context.Context, r *apiv1.WatchJobsRequest, stre
 				batch.Jobs = append(batch.Jobs, job)
 			}
 		}
+		for _, step := range c.StepList {
+			key := [2]uint32{step.GetJobId(), step.GetId()}
+			if sent[step.GetJobId()] != nil && sentSteps[key] != step {
+				sentSteps[key] = step
+				batch.Steps = append(batch.Steps, step)
+			}
+		}
 		c.mu.Unlock()
-		if len(batch.GetJobs()) > 0 {
+		if len(batch.GetJobs())+len(batch.GetSteps()) > 0 {
 			if err := stream.Send(batch); err != nil {
 				return err
 			}
@@ -398,6 +423,11 @@ func (c *Cluster) CreateStep(_ context.Context, r *apiv1.CreateStepRequest) (*ap
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.Created = append(c.Created, proto.Clone(r).(*apiv1.CreateStepRequest))
+	if c.RefuseStep != nil {
+		if refusal := c.RefuseStep(r); refusal != nil {
+			return nil, rpc.Refuse(connect.CodeFailedPrecondition, refusal.GetReason(), refusal.GetSubject(), refusal.GetSentence())
+		}
+	}
 	id := uint32(0)
 	for _, step := range c.StepList {
 		if step.GetJobId() == r.GetJobId() && step.GetId() < 1<<30 {

@@ -2,10 +2,7 @@ package srun
 
 import (
 	"context"
-	"syscall"
 	"time"
-
-	"connectrpc.com/connect/v2"
 
 	"github.com/muster-hpc/muster/cmd/internal/slurm/session"
 	"github.com/muster-hpc/muster/cmd/internal/slurm/submit"
@@ -21,8 +18,30 @@ const (
 	watchRetry = 200 * time.Millisecond
 )
 
+// test asks whether the cluster would take the job, and runs nothing.
+func (r *run) test(ctx context.Context, cluster session.Cluster) int {
+	answer, err := cluster.Jobs().SubmitJobs(ctx, &apiv1.SubmitJobsRequest{
+		Jobs: []*apiv1.JobSubmission{{Spec: r.spec, Environment: r.env}}, ValidateOnly: true,
+	})
+	if err != nil {
+		submit.Explain(r.s, "allocation failure", err)
+		return submit.CodeRefused
+	}
+	result := answer.GetResults()[0]
+	if refusal := result.GetRefusal(); refusal != nil {
+		submit.ExplainDetail(r.s, "allocation failure", refusal, r.spec)
+		return submit.CodeRefused
+	}
+	for _, warning := range result.GetWarnings() {
+		r.s.Line("warning: %s", warning)
+	}
+	r.s.Line("the request is valid; no start time is estimated yet")
+	return 0
+}
+
 // allocate submits the job, waits for its nodes and runs the program there.
 func (r *run) allocate(ctx context.Context, cluster session.Cluster) int {
+	r.runProgram(ctx, "prolog", r.prolog, nil)
 	answer, err := cluster.Jobs().SubmitJobs(ctx, &apiv1.SubmitJobsRequest{
 		RequestId: r.s.RequestID(), Jobs: []*apiv1.JobSubmission{{Spec: r.spec, Environment: r.env}},
 	})
@@ -50,6 +69,8 @@ type queue struct {
 	id      uint32
 	since   time.Time // when it was submitted
 	said    bool      // that the job waits
+	// impatient: the time of --immediate is over, which was said.
+	impatient bool
 }
 
 // serve waits for each attempt and attaches to it, until one has run or the job has ended.
@@ -81,9 +102,11 @@ func (q *queue) serve(ctx context.Context) int {
 		r.trace.At("committed: placement", step.GetStep().GetCreateTime().AsTime())
 		outcome, err := r.follow(ctx, q.cluster, step.GetStep(), step.GetShares(), true)
 		if err != nil {
+			r.runProgram(ctx, "epilog", r.epilog, step.GetStep())
 			return r.lost(err)
 		}
 		if len(outcome.Exits) > 0 || outcome.Step.GetStartTime() != nil || outcome.Step.GetState() == apiv1.StepState_STEP_STATE_CANCELLED && q.finalSoon(ctx) {
+			r.runProgram(ctx, "epilog", r.epilog, step.GetStep())
 			return outcome.ExitCode
 		}
 		// The attempt ended before its program ran: the job waits for other nodes.
@@ -111,6 +134,9 @@ func (q *queue) finalSoon(ctx context.Context) bool {
 // over says why a job ended without having run.
 func (q *queue) over(job *apiv1.Job) int {
 	s := q.run.s
+	if q.impatient {
+		return submit.CodeRefused
+	}
 	if job.GetStatus().GetState() == apiv1.JobState_JOB_STATE_CANCELLED {
 		s.Line("Job allocation %d has been revoked", q.id)
 		s.Line("Force Terminated JobId=%d", q.id)
@@ -130,7 +156,12 @@ func (q *queue) await(ctx context.Context, attempt uint32) (*apiv1.Job, error) {
 	jobs := make(chan *apiv1.Job)
 	watchCtx, cancel := context.WithCancel(ctx)
 	watched := make(chan error, 1)
-	go func() { watched <- q.watch(watchCtx, jobs) }()
+	go func() {
+		defer close(jobs)
+		watched <- watch(watchCtx, q.cluster, q.id, func(batch *apiv1.WatchJobsResponse) error { return send(watchCtx, batch, q.id, jobs) })
+	}()
+	limit, stop := r.patience()
+	defer stop()
 	defer func() {
 		cancel()
 		for range jobs { // closed when the watch has ended
@@ -153,13 +184,32 @@ func (q *queue) await(ctx context.Context, attempt uint32) (*apiv1.Job, error) {
 				r.s.Line("job %d queued and waiting for resources", q.id)
 			}
 			q.said = !r.options.Has("quiet")
+		case <-limit:
+			limit = nil
+			r.s.Errorf("Unable to allocate resources: Requested nodes are busy")
+			q.impatient = true
+			q.revoke(ctx)
 		case heard := <-r.heard:
-			switch heard {
-			case syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT:
+			if ends(heard) {
 				q.revoke(ctx)
 			}
 		}
 	}
+}
+
+// send gives the job of a batch to whoever waits for it.
+func send(ctx context.Context, batch *apiv1.WatchJobsResponse, id uint32, jobs chan<- *apiv1.Job) error {
+	for _, job := range batch.GetJobs() {
+		if job.GetId() != id {
+			continue
+		}
+		select {
+		case jobs <- job:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // revoke cancels the waiting job; the watch then shows its end.
@@ -170,63 +220,4 @@ func (q *queue) revoke(ctx context.Context) {
 	if err != nil {
 		submit.Explain(q.run.s, "Unable to cancel the job", err)
 	}
-}
-
-// watch sends the job whenever it changes, and closes the channel when it cannot go on.
-func (q *queue) watch(ctx context.Context, jobs chan<- *apiv1.Job) error {
-	defer close(jobs)
-	var after *apiv1.Revision
-	for {
-		err := q.watchOnce(ctx, jobs, &after)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if err != nil && permanent(err) {
-			return err
-		}
-		timer := time.NewTimer(watchRetry)
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		}
-		timer.Stop()
-	}
-}
-
-func (q *queue) watchOnce(ctx context.Context, jobs chan<- *apiv1.Job, after **apiv1.Revision) error {
-	stream, err := q.cluster.Jobs().WatchJobs(ctx, &apiv1.WatchJobsRequest{Filter: &apiv1.JobFilter{JobIds: []uint32{q.id}}, After: *after})
-	if err != nil {
-		return err
-	}
-	defer stream.Close()
-	for {
-		batch, err := stream.Receive()
-		if err != nil {
-			return err
-		}
-		if batch.GetRelist() {
-			*after = nil
-			return nil
-		}
-		for _, job := range batch.GetJobs() {
-			if job.GetId() != q.id {
-				continue
-			}
-			select {
-			case jobs <- job:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}
-		*after = batch.GetRevision()
-	}
-}
-
-// permanent tells whether watching again is pointless.
-func permanent(err error) bool {
-	switch connect.CodeOf(err) {
-	case connect.CodePermissionDenied, connect.CodeInvalidArgument, connect.CodeUnimplemented, connect.CodeUnauthenticated:
-		return true
-	}
-	return false
 }

@@ -2,6 +2,7 @@ package srun
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"sync"
 	"syscall"
@@ -57,6 +58,12 @@ func (c *control) handle(ctx context.Context, s syscall.Signal) {
 	case syscall.SIGTERM, syscall.SIGHUP:
 		c.run.s.Line("error: got %s: ending step %d.%d", describe(s), c.step.GetJobId(), c.step.GetId())
 		c.end(ctx)
+	case syscall.SIGCONT:
+		if c.run.terminal.IsRaw() { // srun was stopped, and a shell has put the terminal back meanwhile
+			c.run.startTerminal()
+			return
+		}
+		c.send(ctx, uint32(s))
 	default:
 		c.send(ctx, uint32(s))
 	}
@@ -88,11 +95,15 @@ func (c *control) interrupt(ctx context.Context) {
 		c.send(ctx, uint32(syscall.SIGINT))
 	default:
 		s.Line("interrupt (one more within 1 sec to abort)")
-		if n := c.step.GetNumTasks(); n > 1 {
-			s.Line("StepId=%d.%d tasks 0-%d: running", c.step.GetJobId(), c.step.GetId(), n-1)
-		} else {
-			s.Line("StepId=%d.%d task 0: running", c.step.GetJobId(), c.step.GetId())
-		}
+		c.states()
+	}
+}
+
+// states says how the tasks are.
+func (c *control) states() {
+	name := fmt.Sprintf("%d.%d", c.step.GetJobId(), c.step.GetId())
+	for _, line := range c.run.progress.Lines(name, c.step.GetNumTasks()) {
+		c.run.s.Line("%s", line)
 	}
 }
 
@@ -142,7 +153,8 @@ func (c *control) endAfter(ctx context.Context, d time.Duration) {
 		case <-ctx.Done():
 		case <-timer.C:
 			c.run.s.Line("First task exited %ds ago", int(d/time.Second))
-			c.run.s.Line("StepId=%d.%d: ending the other tasks", c.step.GetJobId(), c.step.GetId())
+			c.states()
+			c.run.s.Line("Terminating StepId=%d.%d", c.step.GetJobId(), c.step.GetId())
 			c.end(ctx)
 		}
 	}()

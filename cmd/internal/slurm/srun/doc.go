@@ -7,8 +7,10 @@
 //   - Losing controllers, agents or connections does not end it.
 //   - When it is interrupted twice, terminated or hung up on, it ends its step (or its job). When it is killed with
 //     SIGKILL it cannot: the step goes on and ends with its job.
+//   - A step that has to wait for other steps of its job is not there until it has its devices: giving up leaves nothing behind.
+//   - The terminal is as it was when srun ends, however it ends, but for SIGKILL.
 //
 // Options that describe an allocation (--account, --partition, …) are without effect within one, as in Slurm.
 //
-// It is called by cmd/internal/slurm. It never starts processes.
+// It is called by cmd/internal/slurm. It starts no processes but those of --prolog and --epilog.
 package srun

@@ -70,6 +70,7 @@ func TestTheShapeOfStepsWithinAJob(t *testing.T) {
 		hosts  []string
 		cpus   uint32
 		refuse string
+		code   int // of the refusal; 0 means 1
 	}{
 		{env: "", words: "x", nodes: 2, tasks: 2, cpus: 1},
 		{env: "", words: "-N1 x", nodes: 1, tasks: 1, cpus: 1},
@@ -83,11 +84,27 @@ func TestTheShapeOfStepsWithinAJob(t *testing.T) {
 		{env: "", words: "-c 4 x", nodes: 2, tasks: 2, cpus: 4},
 		{env: "SRUN_CPUS_PER_TASK=1", words: "x", nodes: 2, tasks: 2, cpus: 1},
 		{env: "SRUN_CPUS_PER_TASK=3", words: "x", refuse: "differ"},
-		{env: "", words: "--exclusive x", refuse: "the steps of a job share it"},
-		{env: "", words: "--exact x", refuse: "--exact is not supported yet"},
-		{env: "", words: "--pty bash", refuse: "--pty is not supported yet"},
+		{env: "", words: "-r1 x", nodes: 1, tasks: 1, cpus: 1},
+		{env: "", words: "-r1 -n3 x", nodes: 1, tasks: 3, cpus: 1},
+		{env: "SLURM_JOB_NODELIST=n[1-2]", words: "-x n1 x", nodes: 1, tasks: 1, cpus: 1},
+		{env: "SLURM_CPUS_PER_GPU=2", words: "-c3 x", nodes: 2, tasks: 2, cpus: 3},
+		{env: "", words: "--exclusive=user x", refuse: "--exclusive=user is for jobs"},
+		{env: "", words: "--pty=3 bash", refuse: "--pty=3 is not supported yet"},
+		{env: "", words: "--resv-ports x", refuse: "--resv-ports is not supported yet"},
+		{env: "", words: "-Z x", refuse: "--no-allocate is not supported yet"},
+		{env: "", words: "--cpu-bind=ldoms x", refuse: "--cpu-bind=ldoms is not supported yet"},
+		{env: "", words: "--mem-bind=rank x", refuse: "--mem-bind=rank is not supported yet"},
+		{env: "", words: "-m block,Pack x", refuse: "--distribution=block,Pack is not supported yet"},
+		{env: "", words: "-w n1 -F hosts x", refuse: "--nodefile and --nodelist both"},
+		{env: "", words: "--signal=B:USR1 x", refuse: "Invalid --signal specification", code: 255},
+		{env: "", words: "--cpu-bind=bogus x", refuse: "unrecognized --cpu-bind argument \"bogus\"", code: 255},
+		{env: "", words: "--immediate=soon x", refuse: "Invalid --immediate specification", code: 255},
+		{env: "", words: "--propagate=BOGUS x", refuse: "Invalid --propagate specification", code: 255},
+		{env: "", words: "-m diagonal x", refuse: "Invalid --distribution specification", code: 255},
+		{env: "SLURM_GPU_BIND=bogus", words: "x", refuse: "unrecognized --gpu-bind argument", code: 255},
 		{env: "", words: "--het-group=0 x", refuse: "--het-group is not supported yet"},
-		{env: "", words: "--multi-prog f", refuse: "--multi-prog is not supported yet"},
+		{env: "", words: "--multi-prog f", refuse: "Unable to open configuration file /home/user/work/f"},
+		{env: "", words: "--multi-prog f a", refuse: "--multi-prog takes one file"},
 		{env: "", words: "--mpi=pmix x", refuse: "Invalid MPI type 'pmix', --mpi=list for acceptable types"},
 	} {
 		t.Run(test.env+" "+test.words, func(t *testing.T) {
@@ -96,7 +113,7 @@ func TestTheShapeOfStepsWithinAJob(t *testing.T) {
 				environ := append(strings.Fields(test.env), inside...) // the first of a repeated name counts
 				got := try(t, c, environ, strings.Fields(test.words)...)
 				if test.refuse != "" {
-					if got.Code != 1 || !strings.Contains(got.Stderr, test.refuse) || len(c.Created) != 0 {
+					if got.Code != max(test.code, 1) || !strings.Contains(got.Stderr, test.refuse) || len(c.Created) != 0 {
 						t.Errorf("%+v, want a refusal with %q", got, test.refuse)
 					}
 					return
@@ -258,30 +275,34 @@ func TestWaitEndsTheStepAfterTheFirstEnd(t *testing.T) {
 		c := twoAgents(t, &slurmtest.Agent{Exits: slurmtest.Ends(0, 1, 1, 0)}, &slurmtest.Agent{Release: release, Exits: slurmtest.Ends(1, 1, 0, 9)})
 		go func() { time.Sleep(61 * time.Second); close(release) }()
 		got := try(t, c, inside, "--wait=60", "x")
-		if got.Code != 137 || len(c.Cancelled) != 1 || !strings.Contains(got.Stderr, "srun: First task exited 60s ago\n") {
+		if got.Code != 137 || len(c.Cancelled) != 1 || !strings.Contains(got.Stderr,
+			"srun: First task exited 60s ago\nsrun: StepId=6.0 task 1: running\nsrun: StepId=6.0 task 0: exited abnormally\nsrun: Terminating StepId=6.0\n") {
 			t.Errorf("%+v, cancelled %v", got, c.Cancelled)
 		}
 	})
 }
 
-func TestFilesOfSteps(t *testing.T) {
+func TestFilesOfEachTaskAreTheNodesAffair(t *testing.T) {
 	for _, test := range []struct {
-		words            string
-		in, out, err     string
-		stdinRank        int32
-		stdinAll         bool
-		refuse           string
-		noStdin, noPrint bool
+		words        string
+		in, out, err string
+		stdinRank    int32
+		stdinAll     bool
+		refuse       string
 	}{
 		{words: "x", stdinRank: -1, stdinAll: true},
 		{words: "--input none x", in: "/dev/null", stdinRank: -1, stdinAll: true},
 		{words: "-i 1 x", stdinRank: 1},
-		{words: "-i data x", in: "/home/user/work/data", stdinRank: -1, stdinAll: true},
+		{words: "-i data.%t x", in: "/home/user/work/data.%t", stdinRank: -1, stdinAll: true},
 		{words: "--unbuffered --output F%j_%t --error /e/F x", out: "/home/user/work/F%j_%t", err: "/e/F", stdinRank: -1, stdinAll: true},
-		{words: "-o f x", out: "/home/user/work/f", err: "/home/user/work/f", stdinRank: -1, stdinAll: true},
-		{words: "-o none -e all x", refuse: "name a file for --error too"},
+		{words: "-o f.%N x", out: "/home/user/work/f.%N", err: "/home/user/work/f.%N", stdinRank: -1, stdinAll: true},
+		{words: "-o f.%4t -e none x", out: "/home/user/work/f.%4t", err: "/dev/null", stdinRank: -1, stdinAll: true},
+		{words: "-o none -e all x", stdinRank: -1, stdinAll: true},
+		{words: "-o none -e e.%n x", out: "/dev/null", err: "/home/user/work/e.%n", stdinRank: -1, stdinAll: true},
+		{words: "-o f.%t -e all x", refuse: "name a file for --error too"},
 		{words: "-i 7 -n2 x", refuse: "there are only 2 tasks"},
-		{words: "-l -o f x", refuse: "--label is not supported yet with --output=/home/user/work/f"},
+		{words: "-i missing x", refuse: "Could not open stdin file: open /home/user/work/missing: no such file or directory"},
+		{words: "-l -o f.%t x", refuse: "--label is not supported yet with --output=/home/user/work/f.%t"},
 		{words: "-l -e f%t x", refuse: "--label is not supported yet with --error=/home/user/work/f%t"},
 		{words: "-l -o none x", out: "/dev/null", err: "/dev/null", stdinRank: -1, stdinAll: true},
 	} {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -14,7 +13,6 @@ import (
 	"github.com/muster-hpc/muster/cmd/internal/slurm/option"
 	"github.com/muster-hpc/muster/cmd/internal/slurm/value"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
-	"github.com/muster-hpc/muster/proto/notation"
 )
 
 // Error is an option value that is refused.
@@ -66,6 +64,12 @@ type Caller struct {
 	UserID func(name string) (uint32, error)
 	// Now is the clock's time.
 	Now time.Time
+	// Hostfile is SLURM_HOSTFILE, which says on which node each rank is; empty if it is not set.
+	Hostfile string
+	// SoftLimit tells a limit of the submitting process (a name without RLIMIT_); nil asks the kernel.
+	SoftLimit func(name string) (uint64, error)
+	// Batch tells that there is a batch shell, to which signals can go.
+	Batch bool
 }
 
 // Merge lays the command line over the environment over the script. Of options that exclude each other (--mem and its
@@ -109,16 +113,17 @@ func Job(o *option.Set, c Caller) (*apiv1.JobSpec, error) {
 		}
 	}
 	for _, read := range []func(*option.Set, Caller, *apiv1.JobSpec) error{
-		readTime, readWho, readPriority, readRequeue, readLayout,
+		readTime, readWho, readPriority, readRequeue, readSignal,
 	} {
 		if err := read(o, c, spec); err != nil {
 			return nil, err
 		}
 	}
-	resources, err := Resources(o)
-	spec.Resources = resources
-	spec.TaskOptions.BindGpusPerTask = resources.GetGpusPerTask() > 0
-	return spec, err
+	var err error
+	if spec.Resources, err = Resources(o, c); err != nil {
+		return nil, err
+	}
+	return spec, readTasks(o, c, spec)
 }
 
 func readTime(o *option.Set, c Caller, spec *apiv1.JobSpec) error {
@@ -213,24 +218,6 @@ func readRequeue(o *option.Set, _ Caller, spec *apiv1.JobSpec) error {
 	return nil
 }
 
-func readLayout(o *option.Set, _ Caller, spec *apiv1.JobSpec) error {
-	v, ok := o.Get("distribution")
-	if !ok {
-		return nil
-	}
-	switch word := strings.ToLower(v.Text); word {
-	case "block", "cyclic":
-		spec.TaskOptions.Distribution = word
-	case "*", "block:block", "block:cyclic", "block:*", "*:*":
-		spec.TaskOptions.Distribution = "block" // what follows the colon is about sockets, to which nothing is bound
-	case "cyclic:block", "cyclic:cyclic", "cyclic:*":
-		spec.TaskOptions.Distribution = "cyclic"
-	default:
-		return refused("--distribution=%s is not supported yet: ranks are laid out by block or cyclic", v.Text)
-	}
-	return nil
-}
-
 // Absolute joins a directory and a path that may be relative to it.
 func Absolute(dir, path string) string {
 	switch {
@@ -261,157 +248,6 @@ func number(o *option.Set, name string, low uint32) (uint32, error) {
 		return 0, refused("Invalid numeric value \"%s\" for --%s.", v.Text, name)
 	}
 	return n, nil
-}
-
-// Resources reads what is asked of nodes.
-func Resources(o *option.Set) (*apiv1.ResourceRequest, error) {
-	r := &apiv1.ResourceRequest{}
-	var err error
-	for _, field := range []struct {
-		to   *uint32
-		name string
-		low  uint32
-	}{
-		{&r.Ntasks, "ntasks", 1}, {&r.NtasksPerNode, "ntasks-per-node", 1}, {&r.CpusPerTask, "cpus-per-task", 1},
-	} {
-		if *field.to, err = number(o, field.name, field.low); err != nil {
-			return nil, err
-		}
-	}
-	if v, ok := o.Get("nodes"); ok {
-		if r.NodesMin, r.NodesMax, err = value.NodeCount(v.Text); err != nil {
-			return nil, refused("Invalid node count: --nodes=%s", v.Text)
-		}
-	}
-	if v, ok := o.Get("exclusive"); ok {
-		if v.Given && v.Text != "" {
-			return nil, refused("--exclusive=%s is not supported yet: only whole nodes (--exclusive)", v.Text)
-		}
-		r.Exclusive = true
-	}
-	r.Oversubscribe = o.Has("oversubscribe")
-	for _, read := range []func(*option.Set, *apiv1.ResourceRequest) error{readHosts, readMemory, readGPUs} {
-		if err := read(o, r); err != nil {
-			return nil, err
-		}
-	}
-	if most := r.NodesMax; most > 0 && r.NtasksPerNode > 0 && r.Ntasks > most*r.NtasksPerNode {
-		// Beside --ntasks, --ntasks-per-node is a wish: Slurm accepts more tasks than it allows.
-		r.NtasksPerNode = (r.Ntasks + most - 1) / most
-	}
-	if r.Ntasks == 0 && r.NtasksPerNode > 0 && r.NodesMin > 0 && r.NodesMin == r.NodesMax {
-		r.Ntasks = r.NtasksPerNode * r.NodesMin
-	}
-	if r.GpusPerTask > 0 && r.Ntasks == 0 && r.GpusTotal == 0 {
-		return nil, &Error{Fatal: true, Code: CodeRefused,
-			Text: "--gpus-per-task needs --ntasks, or --nodes with --ntasks-per-node, or --gpus, to say how many tasks there are"}
-	}
-	return r, nil
-}
-
-func readHosts(o *option.Set, r *apiv1.ResourceRequest) error {
-	for name, to := range map[string]*[]string{"nodelist": &r.NodeList, "exclude": &r.Exclude} {
-		v, ok := o.Get(name)
-		if !ok {
-			continue
-		}
-		list := v.Text
-		if strings.Contains(list, "/") {
-			data, err := os.ReadFile(list)
-			if err != nil {
-				return refused("--%s: %v", name, err)
-			}
-			list = strings.Join(strings.Fields(string(data)), ",")
-		}
-		hosts, err := notation.Expand(list)
-		if err != nil {
-			return refused("Batch job submission failed: Invalid node name specified\n--%s: %v", name, err)
-		}
-		seen := map[string]bool{}
-		for _, host := range hosts {
-			if !seen[host] {
-				seen[host] = true
-				*to = append(*to, host)
-			}
-		}
-	}
-	if n := uint32(len(r.NodeList)); n > r.NodesMin {
-		if r.NodesMax != 0 && n > r.NodesMax {
-			return refused("--nodelist names %d nodes, but --nodes allows %d", n, r.NodesMax)
-		}
-		if r.NodesMin = n; r.NodesMax < n {
-			r.NodesMax = n
-		}
-	}
-	return nil
-}
-
-func readMemory(o *option.Set, r *apiv1.ResourceRequest) error {
-	if count(o, memoryNames) > 1 {
-		return &Error{Fatal: true, Code: CodeRefused, Text: "--mem, --mem-per-cpu, and --mem-per-gpu are mutually exclusive."}
-	}
-	for name, to := range map[string]*uint64{
-		"mem": &r.MemoryPerNodeMb, "mem-per-cpu": &r.MemoryPerCpuMb, "mem-per-gpu": &r.MemoryPerGpuMb,
-	} {
-		if v, ok := o.Get(name); ok {
-			mb, err := value.MemoryMB(v.Text)
-			if err != nil {
-				return invalid(name)
-			}
-			*to = mb
-			r.MemoryAll = name == "mem" && mb == 0
-		}
-	}
-	return nil
-}
-
-func readGPUs(o *option.Set, r *apiv1.ResourceRequest) error {
-	typed := func(name, kind string) error {
-		if kind != "" && r.GpuType != "" && kind != r.GpuType {
-			return refused("--%s asks for GPUs of type %s, another option for type %s: a job has one type", name, kind, r.GpuType)
-		}
-		if kind != "" {
-			r.GpuType = kind
-		}
-		return nil
-	}
-	if v, ok := o.Get("gres"); ok {
-		kind, n, err := value.Gres(v.Text)
-		if err != nil {
-			return refused("%v", err)
-		}
-		r.GpusPerNode, r.GpusOption = n, "gres"
-		if err := typed("gres", kind); err != nil {
-			return err
-		}
-	}
-	for _, field := range []struct {
-		name string
-		to   *uint32
-	}{{"gpus", &r.GpusTotal}, {"gpus-per-node", &r.GpusPerNode}, {"gpus-per-task", &r.GpusPerTask}} {
-		v, ok := o.Get(field.name)
-		if !ok {
-			continue
-		}
-		kind, n, err := value.GPUs(v.Text)
-		if err != nil {
-			return invalid(field.name)
-		}
-		if field.name == "gpus-per-node" {
-			if r.GpusOption == "gres" && r.GpusPerNode > 0 && r.GpusPerNode != n {
-				return refused("--gres asks for %d GPUs on each node, --gpus-per-node for %d", r.GpusPerNode, n)
-			}
-			r.GpusOption = "gpus-per-node"
-		}
-		*field.to = n
-		if err := typed(field.name, kind); err != nil {
-			return err
-		}
-	}
-	if r.GpusPerNode == 0 {
-		r.GpusOption = ""
-	}
-	return nil
 }
 
 // CodeOf is the exit code for an error of this package or of the option package.

@@ -162,39 +162,6 @@ var (
 	ErrGresMixed = errors.New("Invalid GRES specification (with and without type identification)")
 )
 
-// Gres reads a --gres list: "gpu", "gpu:2", "gpu:h100:4", "gres:gpu:1", "gpu:a100=1"; "none" and "" ask for nothing.
-func Gres(s string) (kind string, count uint32, err error) {
-	if strings.EqualFold(s, "none") || s == "" || strings.EqualFold(s, "NULL") {
-		return "", 0, nil
-	}
-	seen := false
-	for item := range strings.SplitSeq(s, ",") {
-		item = strings.TrimPrefix(strings.TrimPrefix(item, "gres:"), "gres/")
-		item = strings.ReplaceAll(item, "=", ":")
-		parts := strings.Split(item, ":")
-		if parts[0] != "gpu" || len(parts) > 3 {
-			return "", 0, ErrGres
-		}
-		k, n := "", uint32(1)
-		for i, part := range parts[1:] {
-			number, numeric := gresNumber(part)
-			switch {
-			case numeric && i == len(parts)-2:
-				n = number
-			case i == 0 && part != "" && part[0] != '-':
-				k = strings.ToLower(part)
-			default:
-				return "", 0, ErrGres
-			}
-		}
-		if seen && k != kind {
-			return "", 0, ErrGresMixed
-		}
-		kind, count, seen = k, count+n, true
-	}
-	return kind, count, nil
-}
-
 // gresNumber reads a count, with "k" for 1,024; numbers below zero are not numbers here.
 func gresNumber(s string) (uint32, bool) {
 	if s == "" || s[0] < '0' || s[0] > '9' {

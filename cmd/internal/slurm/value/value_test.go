@@ -2,6 +2,7 @@ package value
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -55,17 +56,23 @@ func TestNodeCounts(t *testing.T) {
 
 func TestGresAndGPUs(t *testing.T) {
 	for text, want := range map[string]struct {
-		kind string
-		n    uint32
+		list string
 		err  error
 	}{
-		"gpu:8": {"", 8, nil}, "gpu": {"", 1, nil}, "gpu:v100:4": {"v100", 4, nil}, "gpu:A100:1": {"a100", 1, nil}, "gres:gpu:1": {"", 1, nil},
-		"gpu:a100=1": {"a100", 1, nil}, "gpu:0": {"", 0, nil}, "gpu:h100": {"h100", 1, nil}, "gpu:2g.24gb:1": {"2g.24gb", 1, nil}, "none": {"", 0, nil},
-		"gpu:1,gpu:a100:1": {"", 0, ErrGresMixed}, "shard:11264": {"", 0, ErrGres}, "gpu:-1": {"", 0, ErrGres}, "gpu:a:b:1": {"", 0, ErrGres}, "x": {"", 0, ErrGres},
+		"gpu:8": {"gpu::8", nil}, "gpu": {"gpu::1", nil}, "gpu:v100:4": {"gpu:v100:4", nil}, "gpu:A100:1": {"gpu:a100:1", nil},
+		"gres:gpu:1": {"gpu::1", nil}, "gres/gpu:1": {"gpu::1", nil}, "gpu:a100=1": {"gpu:a100:1", nil}, "gpu:0": {"gpu::0", nil},
+		"gpu:h100": {"gpu:h100:1", nil}, "gpu:2g.24gb:1": {"gpu:2g.24gb:1", nil}, "none": {"", nil}, "": {"", nil}, "NULL": {"", nil},
+		"gpu:1,gpu:2": {"gpu::3", nil}, "gpu:a100:1,ib:2,gpu:h100:4": {"gpu:a100:1 ib::2 gpu:h100:4", nil}, "fpga:1k": {"fpga::1024", nil},
+		"gpu:1,gpu:a100:1": {"", ErrGresMixed}, "gpu:a100:1,gpu": {"", ErrGresMixed}, "shard:11264": {"", ErrGres}, "mps:10": {"", ErrGres},
+		"gpu:-1": {"", ErrGres}, "gpu:a:b:1": {"", ErrGres}, "gpu:a:b:c:1": {"", ErrGres}, "a b": {"", ErrGres}, "gpu,": {"", ErrGres}, ":1": {"", ErrGres},
 	} {
-		kind, n, err := Gres(text)
-		if kind != want.kind || n != want.n || !errors.Is(err, want.err) {
-			t.Errorf("%s: %q %d %v", text, kind, n, err)
+		list, err := GresList(text)
+		var words []string
+		for _, g := range list {
+			words = append(words, fmt.Sprintf("%s:%s:%d", g.Name, g.Type, g.Count))
+		}
+		if strings.Join(words, " ") != want.list || !errors.Is(err, want.err) {
+			t.Errorf("%s: %v %v", text, words, err)
 		}
 	}
 	for text, want := range map[string]uint32{"8": 8, "a100:4": 4, "l40s:1": 1, "0": 0, "v100-16:1": 1} {
@@ -146,9 +153,102 @@ func FuzzValuesNeverPanicAndAreWithinBounds(f *testing.F) {
 		if n, err := Signal(text); err == nil && (n < 1 || n > 64) {
 			t.Errorf("signal %q: %d", text, n)
 		}
-		_, _, _ = Gres(text)
+		_, _ = GresList(text)
+		_, _ = WarnSignal(text, true)
+		_, _ = CPUBind(text)
+		_, _ = GPUBind(text)
+		_, _, _ = Distribution(text)
+		_, _ = LimitNames(text)
 		_, _, _ = GPUs(text)
 		_, _ = Moment(text, now, true)
 		_, _ = ParseStates(text)
 	})
+}
+
+func TestSignalsAheadOfTheTimeLimit(t *testing.T) {
+	for text, want := range map[string]string{
+		"USR1": "10 60 false", "B:USR1@90": "10 90 true", "B:SIGUSR1@90": "10 90 true", "15@180": "15 180 false", "BR:USR1@90": "10 90 true",
+		"B:USR1": "10 60 true", "usr2@0": "12 0 false", "R:TERM@65535": "15 65535 false", "RB:1@1": "1 1 true",
+	} {
+		w, err := WarnSignal(text, true)
+		if got := fmt.Sprintf("%d %d %v", w.GetSignal(), w.GetLeadS(), w.GetBatchOnly()); err != nil || got != want {
+			t.Errorf("%s: %s, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "NOSUCH@60", "USR1@65536", "USR1@", "X:USR1", ":USR1", "B:", "USR1@1m", "0", "65", "@60"} {
+		if w, err := WarnSignal(text, true); err == nil {
+			t.Errorf("%q is accepted as %v", text, w)
+		}
+	}
+	if w, err := WarnSignal("B:USR1", false); err == nil {
+		t.Errorf("a step has no batch shell, but %v", w)
+	}
+}
+
+func TestBindings(t *testing.T) {
+	for text, want := range map[string]string{
+		"none": "none", "no": "none", "q": "", "quiet": "", "v": "verbose", "verbose": "verbose", "quiet,none": "none", "v,cores": "verbose,cores",
+		"Core": "cores", "thread": "threads", "sockets": "sockets", "rank": "rank", "map_cpu:0,2,0x4": "map_cpu:0,2,0x4", "verbose,mask_cpu:0xf0,f": "verbose,mask_cpu:0xf0,f",
+		"map_cpu:0*4,1": "map_cpu:0*4,1",
+	} {
+		if got, err := CPUBind(text); err != nil || got != want {
+			t.Errorf("--cpu-bind=%s: %q, %v", text, got, err)
+		}
+	}
+	var known *BindError
+	for _, text := range []string{"ldoms", "rank_ldom", "map_ldom:0", "verbose,mask_ldom:1"} {
+		if got, err := CPUBind(text); !errors.As(err, &known) {
+			t.Errorf("--cpu-bind=%s: %q, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"bogus", "map_cpu", "map_cpu:", "map_cpu:a", "map_cpu:1,", "mask_cpu:xyz", "mask_cpu:0x", "cores:1", "quiet,", "map_cpu:1*0"} {
+		if got, err := CPUBind(text); !errors.Is(err, ErrInvalid) {
+			t.Errorf("--cpu-bind=%s: %q, %v", text, got, err)
+		}
+	}
+	for text, want := range map[string]string{
+		"none": "none", "closest": "closest", "verbose,single:2": "verbose,single:2", "per_task:1": "per_task:1", "map:0,1": "map_gpu:0,1",
+		"map_gpu:3,2": "map_gpu:3,2", "mask:0x3": "mask_gpu:0x3", "q,mask_gpu:3,c": "mask_gpu:3,c",
+	} {
+		if got, err := GPUBind(text); err != nil || got != want {
+			t.Errorf("--gpu-bind=%s: %q, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"single", "single:0", "per_task:x", "cores", "map:"} {
+		if got, err := GPUBind(text); !errors.Is(err, ErrInvalid) {
+			t.Errorf("--gpu-bind=%s: %q, %v", text, got, err)
+		}
+	}
+}
+
+func TestDistributions(t *testing.T) {
+	for text, want := range map[string]string{
+		"block": "block", "Cyclic": "cyclic", "*": "block", "*:*": "block", "block:cyclic": "block:cyclic", "cyclic:block:fcyclic": "cyclic:block:fcyclic",
+		"plane=4": "plane=4", "arbitrary": "arbitrary", "block,NoPack": "block", "cyclic:*": "cyclic", "*:cyclic": "block:cyclic",
+	} {
+		got, arbitrary, err := Distribution(text)
+		if err != nil || got != want || arbitrary != (text == "arbitrary") {
+			t.Errorf("%s: %q %v %v", text, got, arbitrary, err)
+		}
+	}
+	for _, text := range []string{"", "plane", "plane=0", "plane=x", "diagonal", "block:", "block:x", "a:b:c:d", "block,maybe"} {
+		if got, _, err := Distribution(text); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%q: %q %v", text, got, err)
+		}
+	}
+	var known *BindError
+	if _, _, err := Distribution("block,Pack"); !errors.As(err, &known) {
+		t.Errorf("Pack: %v", err)
+	}
+}
+
+func TestNamesOfLimits(t *testing.T) {
+	for text, want := range map[string]int{"": 10, "ALL": 10, "none": 0, "NOFILE": 1, "nofile,RLIMIT_STACK,NOFILE": 2} {
+		if names, err := LimitNames(text); err != nil || len(names) != want {
+			t.Errorf("%q: %v, %v", text, names, err)
+		}
+	}
+	if names, err := LimitNames("NOFILE,BOGUS"); err == nil {
+		t.Errorf("an unknown limit gives %v", names)
+	}
 }
