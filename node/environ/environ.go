@@ -279,11 +279,11 @@ func (r Request) muster(v *vars) {
 
 // countNodes returns the number of names in a host list; one that can't be read counts as one node.
 func countNodes(list string) uint64 {
-	names, err := notation.Expand(list)
-	if err != nil || len(names) == 0 {
+	n, err := notation.Count(list)
+	if err != nil || n == 0 {
 		return 1
 	}
-	return uint64(len(names))
+	return uint64(n)
 }
 
 func joinNumbers[T int | uint32](numbers []T) string {

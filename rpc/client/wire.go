@@ -36,7 +36,6 @@ func newTransport(config *tls.Config) (string, *http.Transport) {
 	dialer := &net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlivePeriod}
 	transport := &http.Transport{
 		DialContext:         dialer.DialContext,
-		TLSHandshakeTimeout: dialTimeout,
 		IdleConnTimeout:     idleTimeout,
 		MaxIdleConnsPerHost: maxIdlePerHost,
 		DisableCompression:  true,
@@ -44,7 +43,7 @@ func newTransport(config *tls.Config) (string, *http.Transport) {
 	if config == nil {
 		return "http", transport
 	}
-	transport.TLSClientConfig = config
+	transport.DialTLSContext = newSecureDialer(dialer, config).dial
 	transport.ForceAttemptHTTP2 = true
 	transport.MaxConnsPerHost = maxConnsPerHost
 	transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout}

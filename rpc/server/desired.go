@@ -23,11 +23,13 @@ type desiredView interface {
 
 // Desired returns everything that a node shall do, as a Sync answers it from a view. It is for simulations, which answer Syncs
 // without sockets.
-func Desired(view *fsm.View, number uint32) []*nodev1.DesiredAttempt { return desired(view, number) }
+func Desired(view *fsm.View, number uint32) []*nodev1.DesiredAttempt {
+	return desired(view, number, nil)
+}
 
 // desired returns everything that a node shall do: one order for each attempt that is not accounted for there. It is a
-// pure function of the view and the number.
-func desired(view desiredView, number uint32) []*nodev1.DesiredAttempt {
+// pure function of the view and the number: known only saves work.
+func desired(view desiredView, number uint32, known *gangs) []*nodev1.DesiredAttempt {
 	var orders []*nodev1.DesiredAttempt
 	for attempt := range view.NodeAttempts(number) {
 		job := view.Job(attempt.JobId)
@@ -40,7 +42,7 @@ func desired(view desiredView, number uint32) []*nodev1.DesiredAttempt {
 			}
 		}
 		if spot, ok := find(attempt.Placement, number); ok && slices.Contains(attempt.Unaccounted, number) {
-			orders = append(orders, order(view, job, attempt, number, spot))
+			orders = append(orders, order(view, job, attempt, number, spot, known.of(view, attempt.Placement)))
 		}
 	}
 	return orders
@@ -68,21 +70,20 @@ func leftover(view desiredView, job *apiv1.Job, attempt *apiv1.Attempt, left *ap
 }
 
 // order is the order for a node of an attempt's placement.
-func order(view desiredView, job *apiv1.Job, attempt *apiv1.Attempt, number uint32, spot spot) *nodev1.DesiredAttempt {
-	cpus, tasks, total := counts(attempt.Placement)
+func order(view desiredView, job *apiv1.Job, attempt *apiv1.Attempt, number uint32, spot spot, gang *gangFacts) *nodev1.DesiredAttempt {
 	d := &nodev1.DesiredAttempt{
 		Job:          job,
 		Fence:        attempt.Fence,
 		Want:         wantAttempt(attempt.State),
-		NodeList:     notation.Fold(names(view, attempt.Placement)),
+		NodeList:     gang.nodeList,
 		NodeIndex:    uint32(spot.index),
 		CpuMask:      spot.group.CpuMask,
 		GpuMask:      spot.group.GpuMask,
 		MemoryMb:     spot.group.MemoryMb,
 		Gres:         spot.group.Gres,
-		CpusPerNode:  notation.FoldCounts(cpus),
-		TasksPerNode: notation.FoldCounts(tasks),
-		NumTasks:     total,
+		CpusPerNode:  gang.cpusPerNode,
+		TasksPerNode: gang.tasksPerNode,
+		NumTasks:     gang.tasks,
 		Signals:      attempt.Signals,
 		StopsItself:  job.Spec.GetAutomaticRecovery(),
 		TimeLimitS:   attempt.TimeLimitS,

@@ -91,7 +91,7 @@ func gang() *fakeView {
 }
 
 func TestDesiredOfAGang(t *testing.T) {
-	got := desired(gang(), 3)
+	got := desired(gang(), 3, nil)
 	if len(got) != 1 || len(got[0].Steps) != 1 {
 		t.Fatalf("got %v", got)
 	}
@@ -134,7 +134,7 @@ func TestDesiredByState(t *testing.T) {
 	} {
 		v := gang()
 		c.change(v)
-		got := desired(v, 3)
+		got := desired(v, 3, nil)
 		if len(got) != 1 || got[0].Want != c.attempt {
 			t.Errorf("%s: %v", name, got)
 			continue
@@ -152,7 +152,7 @@ func TestDesiredByState(t *testing.T) {
 func TestDesiredOfANodeThatWasReplaced(t *testing.T) {
 	v := gang()
 	v.attempts[1].Leftovers = []*apiv1.Leftover{{Node: 9, Placement: 2, CpuMask: []uint64{1}, MemoryMb: 5}}
-	got := desired(v, 9)
+	got := desired(v, 9, nil)
 	if len(got) != 1 || got[0].Want != ended || got[0].Fence.Placement != 2 || got[0].Fence.Attempt != 2 || got[0].EndSentence == "" || len(got[0].Steps) != 0 {
 		t.Errorf("got %v", got)
 	}
@@ -164,7 +164,7 @@ func TestDesiredOfANodeThatWasReplaced(t *testing.T) {
 func TestDesiredOfANodeThatHasReportedIsEmpty(t *testing.T) {
 	v := gang()
 	v.attempts[1].Unaccounted = []uint32{1, 2}
-	if got := desired(v, 3); len(got) != 0 {
+	if got := desired(v, 3, nil); len(got) != 0 {
 		t.Errorf("got %v", got)
 	}
 }
@@ -173,12 +173,12 @@ func TestSettingsAndSpecificationDecideGraceAndRendezvous(t *testing.T) {
 	v := gang()
 	v.job.Spec.KillGraceS = 5
 	v.settings.NoRendezvousEnvironment = true
-	if got := desired(v, 1)[0]; got.KillGraceS != 5 || !got.NoRendezvousEnvironment {
+	if got := desired(v, 1, nil)[0]; got.KillGraceS != 5 || !got.NoRendezvousEnvironment {
 		t.Errorf("got %v", got)
 	}
 	v = gang()
 	v.job.Spec.TaskOptions = &apiv1.TaskOptions{NoRendezvousEnvironment: true}
-	if !desired(v, 1)[0].NoRendezvousEnvironment {
+	if !desired(v, 1, nil)[0].NoRendezvousEnvironment {
 		t.Error("the job's own switch is ignored")
 	}
 }

@@ -100,6 +100,7 @@ type Server struct {
 	liveness *livenessBatcher
 	hub      *hub
 	sessions *sessions
+	gangs    *gangs
 	hooks    chan struct{} // one token for each submission program that may run
 
 	caughtUp atomic.Bool // a read has been linearizable since the start
@@ -130,6 +131,7 @@ func New(config Config) *Server {
 		faults:        config.Faults,
 		hub:           newHub(config.Replica),
 		sessions:      newSessions(),
+		gangs:         newGangs(),
 		hooks:         make(chan struct{}, maxHooks),
 		draining:      make(chan struct{}),
 	}
