@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +20,7 @@ import (
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
 
 	"github.com/muster-hpc/muster/node/bind"
+	"github.com/muster-hpc/muster/node/health"
 	"github.com/muster-hpc/muster/node/journal"
 	"github.com/muster-hpc/muster/node/run"
 	"github.com/muster-hpc/muster/node/run/cgroup"
@@ -61,6 +63,8 @@ type Config struct {
 	Groups *cgroup.Hierarchy
 	// Private is where private directories of jobs are; nil means that they see the node's /tmp and /dev/shm.
 	Private *private.Store
+	// Accelerators are watched ones; nil means that none are: then those of Spec are declared.
+	Accelerators Accelerators
 	// Commands is a directory of commands that jobs find at the end of their PATH, absolute; empty means none.
 	Commands string
 	// Blobs remembers scripts and environments; nil means one for this agent alone.
@@ -97,8 +101,13 @@ type Agent struct {
 	// forceAfter is the constant; tests have less patience.
 	forceAfter time.Duration
 
-	// work wakes the loop that reconciles; news wakes the loop that speaks with controllers.
-	work, news chan struct{}
+	// health runs a site's programs; ailments are what else is the case on the node.
+	health   *health.Checks
+	ailments ailments
+
+	// work wakes the loop that reconciles; news wakes the loop that speaks with controllers; look that which looks at the agent's
+	// surroundings; used says that a job has left, to that which watches accelerators.
+	work, news, look, used chan struct{}
 	// wg counts what Run started and waits for.
 	wg sync.WaitGroup
 
@@ -154,7 +163,7 @@ var ErrDirInUse = errors.New("another agent uses the directory")
 func Open(cfg Config) (*Agent, error) {
 	a := &Agent{
 		cfg: cfg, log: cfg.Log.With("node", cfg.Spec.GetName()), boot: cfg.Boot,
-		work: make(chan struct{}, 1), news: make(chan struct{}, 1), changed: make(chan struct{}),
+		work: make(chan struct{}, 1), news: make(chan struct{}, 1), look: make(chan struct{}, 1), used: make(chan struct{}, 1), changed: make(chan struct{}),
 		attempts: make(map[attemptKey]*attempt), accounts: newAccounts(), sweepAt: keepCount + keepCount/10,
 		forceAfter: forceAfter,
 	}
@@ -173,6 +182,7 @@ func Open(cfg Config) (*Agent, error) {
 	// An instance lasts a boot, and so does this clock: numbers go on rising when the agent is started again.
 	a.control.sequence = uint64(a.boot() / time.Microsecond)
 	a.lease.sent = make(map[uint64]time.Duration)
+	a.ailments.byOwner, a.ailments.judged = map[string][]*apiv1.Condition{}, map[string]bool{}
 	if err := a.open(); err != nil {
 		return nil, errors.Join(err, a.Close())
 	}
@@ -211,7 +221,21 @@ func (a *Agent) open() error {
 		a.log.Warn("the end of the journal was damaged and cut off; the ends of steps are taken from their directories",
 			"offset", damage.Offset, "bytes", damage.Bytes, "why", damage.Why)
 	}
+	a.health = health.New(health.Config{
+		Dir: filepath.Join(a.cfg.Dir, "health"), Node: a.cfg.Spec.GetName(), BootID: boot, Commands: a.cfg.Commands, GPU: a.gpuNumber, Log: a.log,
+		Changed: func() { a.poke(a.news) },
+	})
 	return a.load()
+}
+
+// gpuNumber finds an accelerator by its unique id.
+func (a *Agent) gpuNumber(uuid string) (uint32, bool) {
+	for _, g := range a.cfg.Spec.GetGpus() {
+		if g.GetUuid() != "" && g.GetUuid() == uuid {
+			return g.GetIndex(), true
+		}
+	}
+	return 0, false
 }
 
 // openDir makes a directory through which users reach the agent's socket and their scripts: others may pass through, but
@@ -256,6 +280,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer cancel()
 	a.tidy(ctx)
 	a.adopt(ctx)
+	a.mu.Lock()
+	a.busyNow()
+	a.mu.Unlock()
 	if err := a.join(ctx); err != nil {
 		return quiet(ctx, err)
 	}
@@ -264,8 +291,23 @@ func (a *Agent) Run(ctx context.Context) error {
 		defer a.supervisors.Close()
 	}
 	a.wg.Go(func() { a.workLoop(ctx) })
+	a.wg.Go(func() { a.health.Run(ctx) })
+	a.wg.Go(func() { a.selfLoop(ctx) })
+	var other atomic.Bool
+	if a.cfg.Accelerators != nil {
+		a.wg.Go(func() {
+			if a.gpuLoop(ctx) {
+				other.Store(true)
+				cancel()
+			}
+		})
+	}
 	a.poke(a.work)
-	return quiet(ctx, a.syncLoop(ctx))
+	err := a.syncLoop(ctx)
+	if other.Load() {
+		return ErrInventoryChanged
+	}
+	return quiet(ctx, err)
 }
 
 // quiet makes the end that the caller ordered no error.
@@ -322,6 +364,7 @@ func (a *Agent) poke(c chan struct{}) {
 // with the next Sync: readiness and reports are all that they wait for (announce). a.mu must be held.
 func (a *Agent) touch() {
 	a.show()
+	a.busyNow()
 	a.poke(a.work)
 }
 

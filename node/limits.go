@@ -80,6 +80,34 @@ const (
 	limitSlack = 100 * time.Millisecond
 	// tellAgain is the pause before the log says again why a step is not over.
 	tellAgain = time.Minute
+	// selfEvery is how often the agent looks at its own surroundings; stuckEvery while processes that can't be killed are known.
+	selfEvery  = time.Minute
+	stuckEvery = 5 * time.Second
+	// spoolLeast is the room in the agent's directory below which the node gets no work; spoolLow that below which others are preferred.
+	spoolLeast = 32 << 20
+	spoolLow   = 512 << 20
+	// clockFar is the difference from the controllers' clock that is told, if clockStrikes answers in a row have it.
+	clockFar     = 10 * time.Second
+	clockStrikes = 3
+	// maxStuck bounds the processes that are remembered as not to be killed.
+	maxStuck = 256
+	// maxConditions bounds what a Sync says, as the protocol does; maxGPUConditions is the part of accelerators.
+	maxConditions    = 64
+	maxGPUConditions = 20
+	// healthEvery is how often what is known of accelerators is looked at again: some of it is forgotten by itself.
+	healthEvery = time.Minute
+	// unknownAfter is how long a probe may say nothing before that is told.
+	unknownAfter = time.Minute
+	// inventorySettle is how long the accelerators must be others than before, before the node joins with them.
+	inventorySettle = 10 * time.Second
+	// processesFirst, processesEvery and processesAgain are when the processes on accelerators are asked: after the start, now and then, and
+	// while some of no job are known. processesSettle is the pause after a job has left.
+	processesFirst  = 30 * time.Second
+	processesEvery  = 5 * time.Minute
+	processesAgain  = 15 * time.Second
+	processesSettle = 2 * time.Second
+	// maxAncestors bounds the search for the step that a process belongs to.
+	maxAncestors = 64
 	// maxSentence bounds a sentence in a report, in bytes.
 	maxSentence = 1000
 )

@@ -140,6 +140,9 @@ func (a *Agent) prepare(ctx context.Context, s *step) (*run.Handle, error) {
 	}
 	a.fault("recorded")
 	a.reach(s, stageRecorded)
+	if err := a.beforeJob(ctx, order); err != nil {
+		return nil, err
+	}
 	environment, err := a.blob(ctx, order.GetJob().GetId(), src.environmentBlob)
 	if err != nil {
 		return nil, fmt.Errorf("fetch the environment: %w", err)

@@ -44,7 +44,7 @@ func (a *Agent) reap(ctx context.Context, at *attempt, order *nodev1.DesiredAtte
 			}
 		}
 	}
-	if !a.reapGroups(ctx, at) {
+	if !a.reapGroups(ctx, at) || !a.afterJob(ctx, at, order) {
 		return
 	}
 	a.fault("reaped")

@@ -413,6 +413,7 @@ func (a *Agent) discard(s *step) {
 func (a *Agent) finish(ctx context.Context, s *step, state *supervisorv1.StepState) bool {
 	a.mu.Lock()
 	a.tell(s, state)
+	a.noteStuck(s, state)
 	s.final = state
 	s.startNS = max(s.startNS, state.GetStartBootNs())
 	s.closePort()

@@ -162,6 +162,7 @@ func (a *Agent) joined(res *nodev1.JoinResponse) {
 		c.seen = res.GetRevision()
 	}
 	c.holds, c.rejoin = nil, false
+	a.health.Configure(c.settings, c.cluster)
 	a.mu.Unlock()
 	level := slog.LevelInfo
 	if again { // nothing that was not said before
@@ -270,6 +271,7 @@ func (t *talk) send(ctx context.Context, warm bool) {
 		Actual: a.actual(), Reports: a.journal.Waiting(maxReports), LastGrant: a.lease.granted,
 		HoldMs: uint32(x.hold / time.Millisecond),
 	}
+	req.Conditions, req.ConditionsKnown = a.conditions()
 	if n := len(req.Reports); n > 0 {
 		x.last = req.Reports[n-1].GetJournalId()
 	}
@@ -385,6 +387,10 @@ func (a *Agent) take(x *exchange, res *nodev1.SyncResponse) (idle bool) {
 	}
 	if res.GetSettings() != nil {
 		c.settings = res.GetSettings()
+		a.health.Configure(c.settings, c.cluster)
+	}
+	if t := res.GetControllerTime(); t != nil {
+		a.ailments.told(t.AsTime(), time.Now())
 	}
 	c.setMembers(res.GetMembers())
 	revision := res.GetRevision()
