@@ -175,5 +175,10 @@ func (h host) Input(ctx context.Context, job, attempt, step uint32, offset uint6
 	return taken, err
 }
 
+func (h host) Place(job, attempt uint32) (serve.Place, bool, error) {
+	p, ok, err := h.Agent.Place(job, attempt)
+	return serve.Place(p), ok, err
+}
+
 var _ serve.Host = host{}
 var _ node.Controllers = controllers{}

@@ -86,6 +86,10 @@ type Host interface {
 	Changed() <-chan struct{}
 	// Input writes to the stdin of the step's tasks and returns how much of the stream was taken. ErrNoStep, ErrStepOver.
 	Input(ctx context.Context, job, attempt, step uint32, offset uint64, data []byte, end bool) (uint64, error)
+	// Place returns where the files of a running attempt are; attempt 0 means the one that runs. false if the node has none.
+	Place(job, attempt uint32) (Place, bool, error)
+	// Usage says what tasks of the job's running steps use here (step nil: of all), and whether control groups counted it.
+	Usage(job uint32, step *uint32) (tasks []*nodev1.TaskUsage, counted bool)
 	// Status describes the agent.
 	Status() *nodev1.StatusResponse
 	// Settings returns the cluster's settings; nil if not known.
@@ -97,7 +101,7 @@ type Host interface {
 // Handler answers clients over the network: the NodeService behind the guard, which finds out who calls.
 func Handler(host Host, guard *rpc.Guard, log *slog.Logger) http.Handler {
 	server := connect.NewServer(guard.Interceptor())
-	nodev1connect.RegisterNodeServiceHandler(server, &nodeService{host: host, log: log})
+	nodev1connect.RegisterNodeServiceHandler(server, &nodeService{host: host, log: log, puts: make(chan struct{}, maxPuts)})
 	mux := http.NewServeMux()
 	connecthttp.Mount(mux, server, connecthttp.WithReadMaxBytes(rpc.MaxRequestBytes))
 	return mux
@@ -109,6 +113,7 @@ type nodeService struct {
 
 	host Host
 	log  *slog.Logger
+	puts chan struct{} // pieces of files that are being written
 }
 
 // Status describes the agent.

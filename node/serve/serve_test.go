@@ -34,6 +34,7 @@ type stand struct {
 	input   []byte
 	looked  chan struct{} // if set, closed once somebody has looked at a step twice: he has it and waits for its change
 	looks   int
+	where   Place // of job 1, if it has an owner
 }
 
 func (s *stand) Step(job, attempt, step uint32) (Step, bool) {
@@ -70,6 +71,16 @@ func (s *stand) Input(_ context.Context, _, _, step uint32, offset uint64, data 
 	}
 	s.input = append(s.input[:offset], data...)
 	return uint64(len(s.input)), nil
+}
+
+func (s *stand) Place(job, _ uint32) (Place, bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.where, job == 1 && s.where.Owner != nil, nil
+}
+
+func (s *stand) Usage(_ uint32, step *uint32) ([]*nodev1.TaskUsage, bool) {
+	return []*nodev1.TaskUsage{{StepId: *step, Rank: 1, UserMs: 10}}, true
 }
 
 func (s *stand) Status() *nodev1.StatusResponse { return &nodev1.StatusResponse{Node: "n1"} }
