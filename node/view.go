@@ -148,6 +148,45 @@ func (a *Agent) Input(ctx context.Context, job, attempt, step uint32, offset uin
 	}
 }
 
+// ErrNoTerminal means that the step's supervisor knows no terminals: it is older than they are.
+var ErrNoTerminal = errors.New("the step has no terminal")
+
+// ResizeTerminal tells the size of the user's terminal to a step, once its supervisor is there. Without a terminal of its own the step is not
+// concerned. ErrNoStep, ErrStepOver, ErrNoTerminal, or the context's error.
+func (a *Agent) ResizeTerminal(ctx context.Context, job, attempt, step, rows, columns uint32) error {
+	for {
+		a.mu.Lock()
+		s := a.find(job, attempt, step)
+		if s == nil {
+			a.mu.Unlock()
+			return ErrNoStep
+		}
+		handle, phase, changed := s.handle, s.phase, a.changed
+		a.mu.Unlock()
+		if phase.over() {
+			return ErrStepOver
+		}
+		if handle != nil && phase != PhasePreparing {
+			err := handle.Resize(ctx, rows, columns)
+			switch {
+			case refused(err):
+				return fmt.Errorf("%w: %w", ErrNoTerminal, err)
+			case err == nil || !errors.Is(err, run.ErrClosed):
+				return err
+			}
+		}
+		wait, cancel := context.WithTimeout(ctx, attachRetry) // also a new connection, which is no change
+		select {
+		case <-changed:
+		case <-wait.Done():
+		}
+		cancel()
+		if ctx.Err() != nil {
+			return fmt.Errorf("resize the step's terminal: %w", ctx.Err())
+		}
+	}
+}
+
 // Status describes the agent.
 func (a *Agent) Status() *nodev1.StatusResponse {
 	a.mu.Lock()

@@ -24,6 +24,8 @@ const (
 	// pollMin and pollMax bound the pauses between looks at files that may grow.
 	pollMin = 2 * time.Millisecond
 	pollMax = 100 * time.Millisecond
+	// maxTerminal bounds the lines and columns of a terminal.
+	maxTerminal = 65535
 	// maxWait bounds how long a reader waits for a step to appear.
 	maxWait = 10 * time.Minute
 )
@@ -36,6 +38,8 @@ const (
 	ReasonNotOwner = "NOT_OWNER"
 	// ReasonStepOver: the step has ended and takes no input.
 	ReasonStepOver = "STEP_OVER"
+	// ReasonNoTerminal: the step has no terminal that could have a size.
+	ReasonNoTerminal = "NO_TERMINAL"
 )
 
 // Stream is where one stream of a task goes.
@@ -72,10 +76,11 @@ type Step struct {
 	Ended []*apiv1.TaskExit
 }
 
-// Errors of Host.Input.
+// Errors of Host.Input and Host.ResizeTerminal.
 var (
-	ErrNoStep   = errors.New("no such step on this node")
-	ErrStepOver = errors.New("the step has ended")
+	ErrNoStep     = errors.New("no such step on this node")
+	ErrStepOver   = errors.New("the step has ended")
+	ErrNoTerminal = errors.New("the step has no terminal")
 )
 
 // Host is the agent.
@@ -86,6 +91,8 @@ type Host interface {
 	Changed() <-chan struct{}
 	// Input writes to the stdin of the step's tasks and returns how much of the stream was taken. ErrNoStep, ErrStepOver.
 	Input(ctx context.Context, job, attempt, step uint32, offset uint64, data []byte, end bool) (uint64, error)
+	// ResizeTerminal tells the size of the user's terminal to the step. ErrNoStep, ErrStepOver, ErrNoTerminal.
+	ResizeTerminal(ctx context.Context, job, attempt, step, rows, columns uint32) error
 	// Place returns where the files of a running attempt are; attempt 0 means the one that runs. false if the node has none.
 	Place(job, attempt uint32) (Place, bool, error)
 	// Usage says what tasks of the job's running steps use here (step nil: of all), and whether control groups counted it.
@@ -142,6 +149,31 @@ func (s *nodeService) WriteInput(ctx context.Context, req *nodev1.WriteInputRequ
 		return nil, fmt.Errorf("write to the stdin of step %d of job %d: %w", req.GetStepId(), req.GetJobId(), err)
 	}
 	return &nodev1.WriteInputResponse{Offset: taken}, nil
+}
+
+// ResizeTerminal tells the size of the user's terminal to a step with a pty.
+func (s *nodeService) ResizeTerminal(ctx context.Context, req *nodev1.ResizeTerminalRequest) (*nodev1.ResizeTerminalResponse, error) {
+	if req.GetRows() == 0 || req.GetColumns() == 0 || req.GetRows() > maxTerminal || req.GetColumns() > maxTerminal {
+		return nil, rpc.Refuse(connect.CodeInvalidArgument, ReasonNoTerminal, subject(req.GetJobId(), req.GetStepId()),
+			fmt.Sprintf("a terminal has 1 to %d lines and columns, not %d and %d", maxTerminal, req.GetRows(), req.GetColumns()))
+	}
+	step, err := s.await(ctx, req.GetJobId(), req.GetAttempt(), req.GetStepId(), 0)
+	if err != nil {
+		return nil, err
+	}
+	switch err := s.host.ResizeTerminal(ctx, req.GetJobId(), step.Attempt, req.GetStepId(), req.GetRows(), req.GetColumns()); {
+	case errors.Is(err, ErrStepOver):
+		return nil, rpc.Refuse(connect.CodeFailedPrecondition, ReasonStepOver, subject(req.GetJobId(), req.GetStepId()),
+			fmt.Sprintf("step %s of job %d has ended", stepName(req.GetStepId()), req.GetJobId()))
+	case errors.Is(err, ErrNoTerminal):
+		return nil, rpc.Refuse(connect.CodeFailedPrecondition, ReasonNoTerminal, subject(req.GetJobId(), req.GetStepId()),
+			fmt.Sprintf("step %s of job %d was started by an older version, which knows no terminals", stepName(req.GetStepId()), req.GetJobId()))
+	case errors.Is(err, ErrNoStep):
+		return nil, s.unknown(req.GetJobId(), req.GetStepId())
+	case err != nil:
+		return nil, fmt.Errorf("resize the terminal of step %d of job %d: %w", req.GetStepId(), req.GetJobId(), err)
+	}
+	return &nodev1.ResizeTerminalResponse{}, nil
 }
 
 // await finds a step that the caller may see; it waits for it as long as asked.

@@ -34,6 +34,7 @@ type stand struct {
 	input   []byte
 	looked  chan struct{} // if set, closed once somebody has looked at a step twice: he has it and waits for its change
 	looks   int
+	sizes   [][2]uint32
 	where   Place // of job 1, if it has an owner
 }
 
@@ -81,6 +82,19 @@ func (s *stand) Place(job, _ uint32) (Place, bool, error) {
 
 func (s *stand) Usage(_ uint32, step *uint32) ([]*nodev1.TaskUsage, bool) {
 	return []*nodev1.TaskUsage{{StepId: *step, Rank: 1, UserMs: 10}}, true
+}
+
+func (s *stand) ResizeTerminal(_ context.Context, _, _, step, rows, columns uint32) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.steps[step].Over:
+		return ErrStepOver
+	case rows == 66:
+		return fmt.Errorf("%w: an old supervisor", ErrNoTerminal)
+	}
+	s.sizes = append(s.sizes, [2]uint32{rows, columns})
+	return nil
 }
 
 func (s *stand) Status() *nodev1.StatusResponse { return &nodev1.StatusResponse{Node: "n1"} }
@@ -399,6 +413,33 @@ func TestInputIsTakenUntilTheStepIsOver(t *testing.T) {
 	f.update(func() { f.steps[0].Over = true })
 	if _, err := f.as(1000).WriteInput(t.Context(), &nodev1.WriteInputRequest{JobId: 1, Data: []byte("d")}); rpc.Reason(err) != ReasonStepOver {
 		t.Errorf("input after the end gave %v", err)
+	}
+}
+
+func TestTerminalIsResizedByItsOwnerOnly(t *testing.T) {
+	f := newFixture(t)
+	f.step(0)
+	resize := func(uid, rows, columns uint32) error {
+		_, err := f.as(uid).ResizeTerminal(t.Context(), &nodev1.ResizeTerminalRequest{JobId: 1, Rows: rows, Columns: columns})
+		return err
+	}
+	if err := resize(1000, 40, 120); err != nil || len(f.sizes) != 1 || f.sizes[0] != [2]uint32{40, 120} {
+		t.Errorf("the sizes are %v (%v)", f.sizes, err)
+	}
+	for what, c := range map[string]struct {
+		uid, rows, columns uint32
+		reason             string
+	}{
+		"another user": {1001, 40, 120, ReasonNotOwner}, "no lines": {1000, 0, 120, ReasonNoTerminal}, "too many": {1000, 40, 70000, ReasonNoTerminal},
+		"an old supervisor": {1000, 66, 120, ReasonNoTerminal},
+	} {
+		if err := resize(c.uid, c.rows, c.columns); rpc.Reason(err) != c.reason {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	f.update(func() { f.steps[0].Over = true })
+	if err := resize(1000, 40, 120); rpc.Reason(err) != ReasonStepOver || len(f.sizes) != 1 {
+		t.Errorf("after the end: %v, sizes %v", err, f.sizes)
 	}
 }
 
