@@ -19,16 +19,11 @@ import (
 	"github.com/muster-hpc/muster/node/bind"
 )
 
-// Limitations that every node has for now, told with its inventory.
-const (
-	limitNoGPUs = "accelerators are declared by count and not detected; their health is not watched"
-)
-
 // Detect returns what the machine has: CPUs, sockets, memory, operating system and boot time. Names, addresses and
 // accelerators are left to the caller.
 func Detect() (*apiv1.NodeSpec, error) {
 	spec := &apiv1.NodeSpec{
-		Architecture: machine(), OperatingSystem: kernel(), Limitations: []string{limitNoGPUs},
+		Architecture: machine(), OperatingSystem: kernel(),
 	}
 	memory, err := memoryMB("/proc/meminfo")
 	if err != nil {

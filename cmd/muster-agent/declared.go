@@ -29,8 +29,12 @@ type declared struct {
 	GPUType     string   `json:"gpu_type"`
 	BootID      string   `json:"boot_id"`
 	Features    []string `json:"features"`
-	Cgroups     string   `json:"cgroups"`
-	PrivateTmp  bool     `json:"private_tmp"`
+	// GPUProbe is the program that reads GPUs, with its arguments; GPUIntervalS is how often, in seconds. Gres are other devices.
+	GPUProbe     []string `json:"gpu_probe"`
+	GPUIntervalS float64  `json:"gpu_interval_s"`
+	Gres         []string `json:"gres"`
+	Cgroups      string   `json:"cgroups"`
+	PrivateTmp   bool     `json:"private_tmp"`
 }
 
 // maxNodes bounds the nodes of one process.
@@ -80,6 +84,17 @@ func (d *declared) check(prefix string) error {
 	default:
 		return fmt.Errorf("%scgroups %q is not %s, %s or %s", prefix, d.Cgroups, cgroupsAuto, cgroupsOn, cgroupsOff)
 	}
+	if d.GPUs > 0 && len(d.GPUProbe) > 0 {
+		return fmt.Errorf("%sgpus declares GPUs and %sgpu-probe detects them: give one of them", prefix, prefix)
+	}
+	if d.GPUIntervalS < 0 || d.GPUIntervalS > 3600 {
+		return fmt.Errorf("%sgpu-interval is %v; it is between 0 and 3600 seconds", prefix, d.GPUIntervalS)
+	}
+	for _, words := range d.Gres {
+		if _, err := parseGres(words); err != nil {
+			return err
+		}
+	}
 	if d.CPUs < 0 || d.GPUs < 0 {
 		return fmt.Errorf("%scpus and %sgpus can't be negative", prefix, prefix)
 	}
@@ -117,9 +132,6 @@ func (d *declared) spec(bound string) (spec *apiv1.NodeSpec, bind bool, err erro
 		return nil, false, err
 	} else if mb > 0 {
 		spec.MemoryMb, spec.Declared = mb, true
-	}
-	for i := range d.GPUs {
-		spec.Gpus = append(spec.Gpus, &apiv1.Gpu{Index: uint32(i), Type: strings.ToLower(d.GPUType)})
 	}
 	return spec, d.CPUs == 0, nil
 }

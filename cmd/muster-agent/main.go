@@ -116,11 +116,19 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	fs.StringVar(&one.Memory, "memory", "", "declare this `size` of memory (512G) instead of detecting it")
 	fs.IntVar(&gpus, "gpus", 0, "declare this `number` of GPUs")
 	fs.StringVar(&one.GPUType, "gpu-type", "", "their `type`, for example h100")
+	var probe string
+	fs.StringVar(&probe, "gpu-probe", "", "`program` that reads GPUs, with arguments, or none (default also from "+probeVariable+", then muster-gpu\n"+
+		"beside this program unless resources are declared)")
+	fs.Float64Var(&one.GPUIntervalS, "gpu-interval", 0, "read GPUs every so many `seconds` (default 10)")
+	fs.Func("gres", "other devices, `NAME[:TYPE]=COUNT[:FILES]` (ib=2:/dev/infiniband/uverbs[0-1]); may be repeated", func(words string) error {
+		one.Gres = append(one.Gres, words)
+		return nil
+	})
 	fs.StringVar(&one.BootID, "boot-id", "", "declare this boot `id` instead of the kernel's")
 	fs.StringVar(&one.Cgroups, "cgroups", cgroupsAuto, "`whether` jobs are kept in control groups: on, off, or auto (unless resources are declared)")
 	fs.BoolVar(&one.PrivateTmp, "private-tmp", false, "give each job a /tmp and a /dev/shm of its own; needs root")
 	fs.StringVar(&file, "nodes", "", "run the declared nodes of this `file`, a JSON list of objects with the keys dir, name, listen, advertise,\n"+
-		"task_address, controllers, cpus, memory, gpus, gpu_type, boot_id, features, cgroups, private_tmp")
+		"task_address, controllers, cpus, memory, gpus, gpu_type, gpu_probe, gpu_interval_s, gres, boot_id, features, cgroups, private_tmp")
 	fs.StringVar(&opts.supervisor, "supervisor", "", "`path` of muster-supervisor (default: beside this program)")
 	level := slog.LevelInfo
 	if word := os.Getenv(levelVariable); word != "" {
@@ -151,7 +159,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 		return opts, err
 	}
 	one.Controllers = splitList(controllers)
-	one.CPUs, one.GPUs = cpus, gpus
+	one.CPUs, one.GPUs, one.GPUProbe = cpus, gpus, strings.Fields(probe)
 	opts.nodes = []declared{one}
 	return opts, one.check("--")
 }

@@ -16,6 +16,7 @@ import (
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
 
 	"github.com/muster-hpc/muster/node"
+	"github.com/muster-hpc/muster/node/gpu"
 	"github.com/muster-hpc/muster/node/run"
 	"github.com/muster-hpc/muster/node/serve"
 	"github.com/muster-hpc/muster/ops/pki"
@@ -43,14 +44,39 @@ func serveNode(ctx context.Context, d declared, supervisors *run.Pool, blobs *no
 		return fmt.Errorf("the certificate in %s is that of %s %q, not of %s %q", filepath.Join(dir, "tls"),
 			identity.Role(), identity.Name(), pki.RoleNode, d.Name)
 	}
+	monitor, stop := d.watchGPUs(ctx, dir, log)
+	defer stop()
+	var once sync.Once
+	ready := func(address string) { once.Do(func() { out.print("ready %s %s", d.Name, address) }) }
+	for ctx.Err() == nil {
+		err = serveLife(ctx, &d, dir, identity, monitor, supervisors, blobs, ready, log)
+		if !errors.Is(err, node.ErrInventoryChanged) {
+			return err
+		}
+		log.Info("the node joins again with the accelerators that it has now", "node", d.Name)
+	}
+	return nil
+}
+
+// serveLife runs a node as long as it has the devices that it said.
+func serveLife(ctx context.Context, d *declared, dir string, identity *pki.Identity, monitor *gpu.Monitor, supervisors *run.Pool,
+	blobs *node.BlobCache, ready func(address string), log *slog.Logger) error {
 	listener, err := net.Listen("tcp", d.Listen)
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w", d.Listen, err)
 	}
 	defer listener.Close()
-	spec, bind, err := d.spec(listener.Addr().String())
+	d.Listen = listener.Addr().String() // port 0 chooses once
+	spec, bind, err := d.spec(d.Listen)
 	if err != nil {
 		return err
+	}
+	if err := d.devices(spec, monitor); err != nil {
+		return err
+	}
+	var watched node.Accelerators
+	if monitor != nil {
+		watched = monitor
 	}
 	groups, store := d.confinement(dir, spec)
 	for _, sentence := range spec.GetLimitations() {
@@ -61,11 +87,10 @@ func serveNode(ctx context.Context, d declared, supervisors *run.Pool, blobs *no
 		NodeName: d.Name, Log: log,
 	})
 	defer calls.Close()
-	var once sync.Once
 	agent, err := node.Open(node.Config{
 		Dir: dir, Spec: spec, BootID: d.BootID, Addresses: d.Controllers, Controllers: controllers{calls}, Refusal: rpc.Detail,
 		Supervisors: supervisors, Commands: commands(), BindCPUs: bind, Groups: groups, Private: store, Blobs: blobs, Log: log,
-		Joined: func(*nodev1.JoinResponse) { once.Do(func() { out.print("ready %s %s", d.Name, spec.AgentAddress) }) },
+		Accelerators: watched, Joined: func(*nodev1.JoinResponse) { ready(spec.AgentAddress) },
 	})
 	if err != nil {
 		return err
