@@ -66,6 +66,9 @@ func (a *app) clusterStatus(ctx context.Context) error {
 	if s := answer.Scheduler; s != nil {
 		f.add("Scheduler", "%d passes, the last took %d µs over %d jobs; %d placed by this leader", s.Passes, s.LastPassUs, s.LastConsidered, s.Placed)
 	}
+	for _, alarm := range answer.Scheduler.GetAlarms() {
+		f.add("Alarm", "%s", alarm)
+	}
 	f.write(a.out)
 	fmt.Fprintln(a.out)
 	a.printMembers(answer.Members)

@@ -52,6 +52,10 @@ func (a *app) nodesCommand() *cobra.Command {
 		return sub
 	}
 	c.AddCommand(
+		&cobra.Command{
+			Use: "show NODE", Short: "Show a node with its devices and what checks found", Args: exactlyOne("a node name"),
+			RunE: func(c *cobra.Command, args []string) error { return a.showNode(c.Context(), args[0]) },
+		},
 		change("drain", "Place no new work on nodes; running work goes on", "Drained", true, func(r *nodesRequest) {
 			r.Change = &apiv1.UpdateNodesRequest_Drain{Drain: true}
 		}),
@@ -93,20 +97,20 @@ func (a *app) listNodes(ctx context.Context, names []string) error {
 	return nil
 }
 
-// stateIn is the state of a node in an answer, with how long the leader has not heard of it.
+// stateIn is the state of a node in an answer, with what checks found in a word, and how long the leader has not heard of it.
 func stateIn(n *apiv1.Node, answer *apiv1.ListNodesResponse) string {
 	i := slices.IndexFunc(answer.Silent, func(s *apiv1.SilentNode) bool { return s.Node == n.Number })
-	if i < 0 {
+	about := marks(n)
+	if i >= 0 {
+		about = append(about, fmt.Sprintf("not responding, last heard %d s ago", answer.Silent[i].SilentMs/1000))
+	}
+	if len(about) == 0 {
 		return nodeState(n)
 	}
-	return fmt.Sprintf("%s (not responding, last heard %d s ago)", nodeState(n), answer.Silent[i].SilentMs/1000)
+	return nodeState(n) + " (" + strings.Join(about, "; ") + ")"
 }
 
 func nodeRow(n *apiv1.Node, answer *apiv1.ListNodesResponse) []string {
-	gpus := ""
-	if len(n.Spec.Gpus) > 0 {
-		gpus = fmt.Sprintf("%d/%d %s", notation.Mask(n.GpusAllocatedMask).Count(), len(n.Spec.Gpus), n.Spec.Gpus[0].Type)
-	}
 	var jobs []string
 	for _, owner := range n.Owners {
 		jobs = append(jobs, strconv.Itoa(int(owner>>32)))
@@ -114,7 +118,7 @@ func nodeRow(n *apiv1.Node, answer *apiv1.ListNodesResponse) []string {
 	return []string{
 		n.Spec.Name, stateIn(n, answer), fmt.Sprintf("%d/%d", n.CpusAllocated, n.Spec.Cpus),
 		config.FormatMemory(n.MemoryAllocatedMb) + "/" + config.FormatMemory(n.Spec.MemoryMb),
-		gpus, partitionsOf(n.Spec.Name, answer.Partitions), strings.Join(jobs, ","), n.Reason,
+		gpuCounts(n), partitionsOf(n.Spec.Name, answer.Partitions), strings.Join(jobs, ","), nodeReason(n),
 	}
 }
 

@@ -269,7 +269,7 @@ func (a *app) showNode(ctx context.Context, name string) error {
 	f.add("Memory", "%s of %s allocated", config.FormatMemory(n.MemoryAllocatedMb), config.FormatMemory(n.Spec.MemoryMb))
 	if len(n.Spec.Gpus) > 0 {
 		busy := notation.Mask(n.GpusAllocatedMask)
-		f.add("GPUs", "%d of %d %s allocated (%s)", busy.Count(), len(n.Spec.Gpus), n.Spec.Gpus[0].Type, busy)
+		f.add("GPUs", "%s (%s)", gpuCounts(n), busy)
 	}
 	var owners []string
 	for _, o := range n.Owners {
@@ -284,7 +284,12 @@ func (a *app) showNode(ctx context.Context, name string) error {
 		f.add("Hardware", "declared, not detected")
 	}
 	f.add("Limitations", "%s", strings.Join(n.Spec.Limitations, "; "))
+	if n.HealthDrainWithheld {
+		f.add("Drain", "withheld: checks have drained as many nodes within the hour as they may (setting health_drain_percent)")
+	}
 	f.write(a.out)
+	a.writeDevices(n)
+	writeConditions(a.out, n)
 	return nil
 }
 

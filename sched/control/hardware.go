@@ -1,7 +1,11 @@
 package control
 
 import (
+	"fmt"
+
+	"github.com/muster-hpc/muster/fsm"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
+	"github.com/muster-hpc/muster/proto/notation"
 	"github.com/muster-hpc/muster/proto/wiring"
 	"github.com/muster-hpc/muster/sched"
 )
@@ -75,6 +79,22 @@ func ailments(n *apiv1.Node, to *sched.Node) {
 		case apiv1.ConditionSeverity_CONDITION_SEVERITY_INFO, apiv1.ConditionSeverity_CONDITION_SEVERITY_UNSPECIFIED:
 		}
 	}
+}
+
+// withheld says which nodes checks would drain if not too many were drained within the hour; empty if there are none.
+func withheld(v *fsm.View) string {
+	var names []string
+	for n := range v.AilingNodes() {
+		if n.HealthDrainWithheld {
+			names = append(names, n.Spec.Name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("checks would drain %d more nodes (%s), and have drained as many within the hour as they may (%d%% of the nodes): look whether the "+
+		"nodes or the checks are at fault; drain them with scontrol update nodename=… state=drain, or raise health_drain_percent",
+		len(names), notation.Fold(names), v.Settings().GetHealthDrainPercent())
 }
 
 func union(a sched.Mask, b []uint64) sched.Mask {

@@ -190,6 +190,7 @@ func (r *reign) loss(ctx context.Context) error {
 		at := time.Now()
 		s := r.nodes.look(v, at)
 		r.publish(s)
+		r.alarm("health", withheld(v))
 		if s.overdue > s.limit {
 			r.alarm("overdue", fmt.Sprintf(
 				"%d of %d nodes are overdue or do not echo their leases, more than the %d that may be: no node is declared lost until they "+
