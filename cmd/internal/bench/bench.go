@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/muster-hpc/muster/cmd/internal/dev"
-	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	"github.com/muster-hpc/muster/rpc/client"
 )
 
@@ -31,19 +30,55 @@ type Options struct {
 	Pending int
 	// Minutes is how long "steady" loads the cluster; default 10.
 	Minutes int
+	// Nodes is over how many declared nodes "wide" launches; default 1,000.
+	Nodes int
+	// BatchNodes is over how many the script of "wide" calls srun; default 500, at most Nodes.
+	BatchNodes int
+	// Agents is how many virtual agents "agents" runs; default 10,000.
+	Agents int
+	// Ranks is how many tasks write in "output"; default 64.
+	Ranks int
+	// Bytes is how much each of them writes, such as 100M; default 100M.
+	Bytes string
 	// Progress is told what goes on; nil: nobody is.
 	Progress func(string)
 }
 
 // benchmark is one of them: it gets a fresh cluster.
-type benchmark func(ctx context.Context, r *run) error
-
-var benchmarks = map[string]benchmark{
-	"submit": submit, "throughput": throughput, "launch": launch, "list": list, "failover": failover, "steady": steady,
+type benchmark struct {
+	measure func(ctx context.Context, r *run) error
+	// size is the cluster that it needs; nil: 3 controllers and 4 nodes.
+	size func(Options) dev.Options
+	// named: it takes minutes, and is only run when it is named.
+	named bool
 }
 
-// Names are the benchmarks in their order; "steady" is only run when it is named, because it takes ten minutes.
-var Names = []string{"submit", "throughput", "launch", "list", "failover"}
+// benchmarks are all of them, in their order.
+var benchmarks = []struct {
+	name string
+	benchmark
+}{
+	{"submit", benchmark{measure: submit}},
+	{"throughput", benchmark{measure: throughput}},
+	{"launch", benchmark{measure: launches}},
+	{"list", benchmark{measure: list}},
+	{"failover", benchmark{measure: failover}},
+	{"steady", benchmark{measure: steady, named: true}},
+	{"wide", benchmark{measure: wide, size: wideCluster, named: true}},
+	{"agents", benchmark{measure: agents, size: agentsCluster, named: true}},
+	{"output", benchmark{measure: output, named: true}},
+}
+
+// Names returns the names of all benchmarks, or only of those that "all" stands for.
+func Names(all bool) []string {
+	var names []string
+	for _, b := range benchmarks {
+		if all || !b.named {
+			names = append(names, b.name)
+		}
+	}
+	return names
+}
 
 // run is one benchmark on its cluster.
 type run struct {
@@ -58,6 +93,11 @@ type run struct {
 
 func (r *run) add(name, unit string, target float64, higher bool, values []float64) {
 	r.report.Figures = append(r.report.Figures, figure(r.name, name, unit, target, higher, values))
+}
+
+// tell adds a figure without a target.
+func (r *run) tell(name, unit string, values ...float64) {
+	r.report.Figures = append(r.report.Figures, Figure{Benchmark: r.name, Name: name, Unit: unit, Values: values, Median: median(values), Met: true, Untargeted: true})
 }
 
 func (r *run) say(format string, args ...any) {
@@ -76,25 +116,24 @@ func (r *run) client(ctx context.Context) (*client.Client, error) {
 	return nil, errors.New("the local cluster's environment names no agent socket")
 }
 
-// Run measures and returns the report; each benchmark has a cluster of 3 controllers and 4 nodes of its own.
+// Run measures and returns the report; each benchmark has a cluster of its own.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	if o.Repeat <= 0 {
-		o.Repeat = 3
+	for _, n := range []struct {
+		value     *int
+		otherwise int
+	}{
+		{&o.Repeat, 3}, {&o.Clients, 256}, {&o.Seconds, 5}, {&o.Pending, 100_000}, {&o.Minutes, 10}, {&o.Nodes, 1000},
+		{&o.BatchNodes, 500}, {&o.Agents, 10_000}, {&o.Ranks, 64},
+	} {
+		if *n.value <= 0 {
+			*n.value = n.otherwise
+		}
 	}
-	if o.Clients <= 0 {
-		o.Clients = 256
-	}
-	if o.Seconds <= 0 {
-		o.Seconds = 5
-	}
-	if o.Pending <= 0 {
-		o.Pending = 100_000
-	}
-	if o.Minutes <= 0 {
-		o.Minutes = 10
+	if o.Bytes == "" {
+		o.Bytes = "100M"
 	}
 	if len(o.Names) == 0 || slices.Contains(o.Names, "all") {
-		o.Names = Names
+		o.Names = Names(false)
 	}
 	report := &Report{}
 	dir, err := os.MkdirTemp("", "muster-bench-")
@@ -106,11 +145,16 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	for _, name := range o.Names {
-		f, ok := benchmarks[name]
-		if !ok {
-			return nil, fmt.Errorf("there is no benchmark %q; there are %s and steady", name, strings.Join(Names, ", "))
+		i := slices.IndexFunc(benchmarks, func(b struct {
+			name string
+			benchmark
+		}) bool {
+			return b.name == name
+		})
+		if i < 0 {
+			return nil, fmt.Errorf("there is no benchmark %q; there are %s", name, strings.Join(Names(true), ", "))
 		}
-		if err := one(ctx, o, name, filepath.Join(dir, name), report, f); err != nil {
+		if err := one(ctx, o, name, filepath.Join(dir, name), report, benchmarks[i].benchmark); err != nil {
 			return report, fmt.Errorf("benchmark %s: %w", name, err)
 		}
 	}
@@ -118,11 +162,15 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 }
 
 // one runs one benchmark on a fresh cluster and takes the cluster down.
-func one(ctx context.Context, o Options, name, dir string, report *Report, f benchmark) (err error) {
+func one(ctx context.Context, o Options, name, dir string, report *Report, b benchmark) (err error) {
 	r := &run{Options: o, name: name, report: report, dir: dir, bin: o.Bin}
-	r.say("starting 3 controllers and 4 nodes")
-	settings := &apiv1.Settings{}
-	if r.cluster, _, err = dev.Up(ctx, dev.Options{Dir: dir, Bin: o.Bin, GPUs: -1, Settings: settings}); err != nil {
+	size := dev.Options{Nodes: 4, GPUs: -1}
+	if b.size != nil {
+		size = b.size(o)
+	}
+	size.Dir, size.Bin = dir, o.Bin
+	r.say("starting 3 controllers and %d nodes", size.Nodes)
+	if r.cluster, _, err = dev.Up(ctx, size); err != nil {
 		if c, openErr := dev.Open(dir); openErr == nil {
 			err = errors.Join(err, c.Down())
 		}
@@ -141,5 +189,5 @@ func one(ctx context.Context, o Options, name, dir string, report *Report, f ben
 		}
 		r.env = append(r.env, v.Name+"="+value)
 	}
-	return f(ctx, r)
+	return b.measure(ctx, r)
 }

@@ -62,8 +62,8 @@ func (r *run) times(ctx context.Context, n int, name string, args ...string) (fl
 	return median(took), nil
 }
 
-// launch measures commands from exec to exit on an idle cluster.
-func launch(ctx context.Context, r *run) error {
+// launches measures commands from exec to exit on an idle cluster.
+func launches(ctx context.Context, r *run) error {
 	script := filepath.Join(r.dir, "true.sh")
 	if err := os.WriteFile(script, []byte("#!/bin/sh\nexec true\n"), 0o755); err != nil {
 		return err

@@ -3,8 +3,6 @@ package bench
 import (
 	"context"
 	"fmt"
-	"os"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -64,7 +62,7 @@ func list(ctx context.Context, r *run) error {
 	var sizes []float64
 	for _, p := range status.Processes {
 		if p.Role == "controller" && p.Alive {
-			size, err := residentMB(p.Pid)
+			size, err := memoryMB(p.Pid, "VmRSS")
 			if err != nil {
 				return err
 			}
@@ -73,21 +71,6 @@ func list(ctx context.Context, r *run) error {
 	}
 	r.add("memory_per_controller", "MB", 600, false, sizes)
 	return nil
-}
-
-// residentMB reads the resident memory of a process.
-func residentMB(pid int) (float64, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(text)) {
-		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			kb, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
-			return kb / 1024, err
-		}
-	}
-	return 0, fmt.Errorf("process %d has no VmRSS", pid)
 }
 
 // failover measures from SIGKILL of the leader to the next acknowledged submission, of a submitter that asks all the time.

@@ -16,11 +16,11 @@ type Report struct {
 
 // Figure is one measured quantity.
 type Figure struct {
-	// Benchmark it belongs to: "submit", "throughput", "launch", "list" or "failover".
+	// Benchmark it belongs to: "submit", "throughput", "launch", "list", "failover", "steady", "wide", "agents" or "output".
 	Benchmark string `json:"benchmark"`
 	// Name of the quantity, for example "single_job_calls".
 	Name string `json:"name"`
-	// Unit: "1/s", "ms" or "MB".
+	// Unit: "1/s", "ms", "s", "MB", "MB/s", "CPU s", "CPU ms" or "" for a number.
 	Unit string `json:"unit"`
 	// Median of Values.
 	Median float64 `json:"median"`
@@ -30,8 +30,10 @@ type Figure struct {
 	Target float64 `json:"target"`
 	// Higher: more is better; otherwise less.
 	Higher bool `json:"higher_is_better"`
-	// Met: the median reaches the target.
+	// Met: the median reaches the target, or there is none.
 	Met bool `json:"met"`
+	// Untargeted: nothing is promised; the figure explains others.
+	Untargeted bool `json:"no_target,omitempty"`
 }
 
 // figure makes a Figure of the values of several runs.
@@ -64,6 +66,12 @@ func (r *Report) Print(out io.Writer) error {
 		return err
 	}
 	for _, f := range r.Figures {
+		if f.Untargeted {
+			if _, err := fmt.Fprintf(out, "%-11s %-28s %10.1f %-6s (runs %.1f)\n", f.Benchmark, f.Name, f.Median, f.Unit, f.Values); err != nil {
+				return err
+			}
+			continue
+		}
 		relation, verdict := "≤", "met"
 		if f.Higher {
 			relation = "≥"
@@ -71,7 +79,7 @@ func (r *Report) Print(out io.Writer) error {
 		if !f.Met {
 			verdict = "MISSED"
 		}
-		if _, err := fmt.Fprintf(out, "%-11s %-28s %10.1f %-4s (target %s %.0f, %s; runs %.1f)\n",
+		if _, err := fmt.Fprintf(out, "%-11s %-28s %10.1f %-6s (target %s %.0f, %s; runs %.1f)\n",
 			f.Benchmark, f.Name, f.Median, f.Unit, relation, f.Target, verdict, f.Values); err != nil {
 			return err
 		}
