@@ -98,8 +98,9 @@ type Agent struct {
 	// topology is where the node's CPUs are; devicesKept: accelerators can be kept from those who do not have them.
 	topology    bind.Topology
 	devicesKept bool
-	// forceAfter is the constant; tests have less patience.
-	forceAfter time.Duration
+	// forceAfter and stuckAfter are the constants, and pulse is made of them; tests have less patience.
+	forceAfter, stuckAfter time.Duration
+	pulse                  pulse
 
 	// health runs a site's programs; ailments are what else is the case on the node.
 	health   *health.Checks
@@ -151,6 +152,8 @@ type attempt struct {
 	report uint64
 	// settled is when the report was acknowledged, by the boot-time clock.
 	settled time.Duration
+	// noted is when processes of it that nothing ends were noted, by the boot-time clock; 0 if none were.
+	noted time.Duration
 	// bytes is the size of the step directories, once nothing is left.
 	bytes int64
 }
@@ -165,7 +168,7 @@ func Open(cfg Config) (*Agent, error) {
 		cfg: cfg, log: cfg.Log.With("node", cfg.Spec.GetName()), boot: cfg.Boot,
 		work: make(chan struct{}, 1), news: make(chan struct{}, 1), look: make(chan struct{}, 1), used: make(chan struct{}, 1), changed: make(chan struct{}),
 		attempts: make(map[attemptKey]*attempt), accounts: newAccounts(), sweepAt: keepCount + keepCount/10,
-		forceAfter: forceAfter,
+		forceAfter: forceAfter, stuckAfter: stuckAfter, pulse: pulse{pulseEvery, commandTimeout, pulsePatience},
 	}
 	if a.boot == nil {
 		a.boot = func() time.Duration { return time.Duration(run.BootNow()) }

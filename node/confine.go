@@ -114,15 +114,20 @@ func deniedDevices(gpus []*apiv1.Gpu, mask []uint64) ([]string, error) {
 
 // reapGroups makes sure that nothing of an attempt is left in its control groups and private directories. It is tried
 // again until that is so; false if ctx ended before. While another placement of the attempt is here they are that one's.
+//
+// Processes that sleep in the kernel whatever is sent to them do not hold it up for ever: once the controllers have been told in a
+// condition that the devices of those are not to be used, the rest of the attempt is given back.
 func (a *Agent) reapGroups(ctx context.Context, at *attempt) bool {
 	job, attempt := at.record.GetJobId(), at.record.GetFence().GetAttempt()
-	for {
+	for began := a.boot(); ; {
 		if a.placedAgain(at) {
 			return true
 		}
-		err := a.haunted(at)
-		if err == nil {
-			err = a.destroy(ctx, job, attempt)
+		left, err := a.haunted(at), error(nil)
+		if len(left) > 0 {
+			err = fmt.Errorf("%s: a driver or a file system keeps it; end that, or boot the node anew", cgroup.Describe(left))
+		} else {
+			left, err = a.destroy(ctx, job, attempt)
 		}
 		if ctx.Err() != nil {
 			return false
@@ -130,11 +135,37 @@ func (a *Agent) reapGroups(ctx context.Context, at *attempt) bool {
 		if err == nil {
 			return true
 		}
+		if a.boot()-began >= a.stuckAfter && a.quarantined(at, left) {
+			a.log.Error("an attempt is reported as reaped without processes that nothing ends; their devices get no new work", "job", job,
+				"attempt", attempt, "processes", cgroup.Describe(left))
+			return true
+		}
 		a.log.Error("something of an attempt is left; it is not reported as reaped, and tried again", "job", job, "attempt", attempt, "err", err)
 		if !sleep(ctx, attachRetry) {
 			return false
 		}
 	}
+}
+
+// quarantined reports whether all processes that are left sleep in the kernel, and the controllers know that their devices are not to be
+// used: since that was noted here they have granted a Sync, each of which says everything that is wrong with the node.
+func (a *Agent) quarantined(at *attempt, left []cgroup.Process) bool {
+	if len(left) == 0 || slices.ContainsFunc(left, func(p cgroup.Process) bool { return p.State != "D" }) {
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(at.steps) == 0 {
+		return false // nobody knows which devices it has
+	}
+	if at.noted == 0 {
+		at.noted = a.boot()
+		for _, s := range at.steps {
+			a.noteStuck(s, &supervisorv1.StepState{Stuck: run.StuckProcesses(left)})
+			break // a process is noted once, and with the devices of the attempt
+		}
+	}
+	return a.lease.grantedAt > at.noted+a.stuckAfter/10
 }
 
 // placedAgain reports whether another placement of the same attempt is on the node and not over.
@@ -149,29 +180,28 @@ func (a *Agent) placedAgain(at *attempt) bool {
 	return false
 }
 
-// haunted is an error that names processes of the attempt that nothing can end: its devices stay its own as long as they
-// live.
-func (a *Agent) haunted(at *attempt) error {
+// haunted are the processes of the attempt's steps that nothing could end when their steps ended, as far as they still live.
+func (a *Agent) haunted(at *attempt) []cgroup.Process {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	var left []cgroup.Process
 	for _, s := range at.steps {
-		if left := run.Haunted(s.final); len(left) > 0 {
-			return fmt.Errorf("step %s: %s: a driver or a file system keeps it; end that, or boot the node anew", label(s.key, s.id), cgroup.Describe(left))
-		}
+		left = append(left, run.Haunted(s.final)...)
 	}
-	return nil
+	return left
 }
 
-func (a *Agent) destroy(ctx context.Context, job, attempt uint32) error {
+// destroy removes what an attempt has here; with an error come the processes that do not end.
+func (a *Agent) destroy(ctx context.Context, job, attempt uint32) ([]cgroup.Process, error) {
 	if a.cfg.Groups != nil {
-		if _, err := a.cfg.Groups.Find(cgroup.Name{Job: job, Attempt: attempt}).Destroy(ctx); err != nil {
-			return err
+		if left, err := a.cfg.Groups.Find(cgroup.Name{Job: job, Attempt: attempt}).Destroy(ctx); err != nil {
+			return left, err
 		}
 	}
 	if a.cfg.Private != nil {
-		return a.cfg.Private.Remove(job, attempt)
+		return nil, a.cfg.Private.Remove(job, attempt)
 	}
-	return nil
+	return nil, nil
 }
 
 // tidy removes what earlier lives of the agent left: groups and private directories of attempts that are over or not

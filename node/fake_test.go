@@ -29,6 +29,9 @@ import (
 var supervisorPath string
 
 func TestMain(m *testing.M) {
+	if word, ok := strings.CutPrefix(filepath.Base(os.Args[0]), faultySupervisor); ok {
+		superviseWithFault(word)
+	}
 	dir, err := os.MkdirTemp("", "muster-node")
 	if err != nil {
 		panic(err)

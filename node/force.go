@@ -61,7 +61,10 @@ func (a *Agent) watchDeadline() {
 
 // killSupervisor kills the processes that were started as supervisors of a step's directory, by their command lines:
 // one that hangs does not tell its process id.
-func killSupervisor(dir string) (killed int, err error) {
+func killSupervisor(dir string) (killed int, err error) { return signalSupervisor(dir, unix.SIGKILL) }
+
+// signalSupervisor signals them, and returns how many were.
+func signalSupervisor(dir string, sig unix.Signal) (signalled int, err error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return 0, fmt.Errorf("look for a supervisor: %w", err)
@@ -77,15 +80,15 @@ func killSupervisor(dir string) (killed int, err error) {
 			continue // it has ended
 		}
 		if supervises(pid, dir) {
-			if sendErr := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); sendErr == nil {
-				killed++
+			if sendErr := unix.PidfdSendSignal(fd, sig, nil, 0); sendErr == nil {
+				signalled++
 			} else if !errors.Is(sendErr, unix.ESRCH) {
-				err = errors.Join(err, fmt.Errorf("kill the supervisor %d: %w", pid, sendErr))
+				err = errors.Join(err, fmt.Errorf("signal the supervisor %d: %w", pid, sendErr))
 			}
 		}
 		err = errors.Join(err, unix.Close(fd))
 	}
-	return killed, err
+	return signalled, err
 }
 
 // supervises reports whether a process was started as "…/muster-supervisor DIR".

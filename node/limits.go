@@ -42,6 +42,12 @@ const (
 	appendRetryMax = 10 * time.Second
 	// commandTimeout bounds one request to a supervisor.
 	commandTimeout = 10 * time.Second
+	// pulseEvery is the silence after which a supervisor is asked whether it lives; one that does not answer is continued, and killed
+	// pulsePatience later.
+	pulseEvery    = 10 * time.Second
+	pulsePatience = time.Minute
+	// stuckAfter is how long processes that sleep in the kernel are waited for before a step or an attempt ends without them.
+	stuckAfter = time.Minute
 	// attachRetry is the pause before a supervisor that lives but does not answer is tried again.
 	attachRetry = 500 * time.Millisecond
 	// forceAfter is how long beyond the grace a supervisor may take to end its step before it is killed; forceAgain is

@@ -80,6 +80,11 @@ type step struct {
 	report   uint64
 	settled  time.Duration
 
+	// heard is when something was heard of its supervisor, by the boot-time clock; 0 if nothing was yet. silent is the sentence about one
+	// that was killed for its silence.
+	heard  time.Duration
+	silent string
+
 	stages stages
 }
 
@@ -158,14 +163,20 @@ func (a *Agent) setHandle(s *step, handle *run.Handle) {
 func (a *Agent) listen(ctx context.Context, s *step, handle *run.Handle) (over bool) {
 	a.setHandle(s, handle)
 	a.poke(s.kick)
+	beat := time.NewTimer(max(0, a.pulse.every-a.silence(s)))
+	defer beat.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return false
+		case <-beat.C:
+			a.feelPulse(ctx, s, handle)
+			beat.Reset(max(a.pulse.every/8, a.pulse.every-a.silence(s)))
 		case state, ok := <-handle.Events():
 			if !ok {
 				return false
 			}
+			a.heardNow(s)
 			if !a.observe(s, state) {
 				continue
 			}
@@ -371,9 +382,13 @@ func (a *Agent) conclude(ctx context.Context, s *step) {
 		a.discard(s)
 		return
 	}
-	for {
+	for began := a.boot(); ; {
+		end := run.Conclude
+		if a.boot()-began >= a.stuckAfter {
+			end = run.Abandon
+		}
 		concludeCtx, cancel := context.WithTimeout(ctx, leftoverTimeout)
-		state, err := run.Conclude(concludeCtx, s.dir)
+		state, err := end(concludeCtx, s.dir)
 		cancel()
 		if ctx.Err() != nil {
 			return
@@ -421,8 +436,12 @@ func (a *Agent) finish(ctx context.Context, s *step, state *supervisorv1.StepSta
 		s.force.Stop()
 	}
 	s.phase = PhaseEnded
-	if s.failed != nil {
+	switch {
+	case s.failed != nil:
 		s.final = s.failed.state()
+	case s.silent != "" && len(state.GetStuck()) == 0 && state.GetStartBootNs() == 0: // nobody but run.Conclude has told its end
+		s.final = proto.CloneOf(state)
+		s.final.Sentence = s.silent
 	}
 	if s.final.GetPhase() == supervisorv1.Phase_PHASE_FAILED {
 		s.phase = PhaseFailed

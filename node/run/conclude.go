@@ -7,9 +7,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	supervisorv1 "github.com/muster-hpc/muster/proto/muster/supervisor/v1"
+
+	"github.com/muster-hpc/muster/node/run/cgroup"
 )
 
 // Conclude returns how the step in a directory ended, when no supervisor lives there any more (ErrAlive if one does).
@@ -22,6 +25,16 @@ import (
 // What it found is put on disk as the result before it returns, so that it stays true. ctx bounds the wait for
 // leftovers; its error means that the step has not ended yet and Conclude must be called again.
 func Conclude(ctx context.Context, dir string) (*supervisorv1.StepState, error) {
+	return conclude(ctx, dir, false)
+}
+
+// Abandon is Conclude for a step of which processes sleep in the kernel whatever is sent to them: when ctx ends they are left, and
+// named in the state as stuck. Others are waited for.
+func Abandon(ctx context.Context, dir string) (*supervisorv1.StepState, error) {
+	return conclude(ctx, dir, true)
+}
+
+func conclude(ctx context.Context, dir string, abandon bool) (*supervisorv1.StepState, error) {
 	lock, err := Lock(dir) // Nobody launches or concludes here meanwhile.
 	if err != nil {
 		return nil, fmt.Errorf("concluding a step: %w", err)
@@ -38,7 +51,7 @@ func Conclude(ctx context.Context, dir string) (*supervisorv1.StepState, error) 
 	_, err = os.Lstat(filepath.Join(dir, StartedFile))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		if err := destroyGroups(ctx, plan); err != nil {
+		if _, err := destroyGroups(ctx, plan); err != nil {
 			return nil, fmt.Errorf("concluding the step in %s: %w", dir, err)
 		}
 		state.Phase = supervisorv1.Phase_PHASE_FAILED
@@ -52,18 +65,38 @@ func Conclude(ctx context.Context, dir string) (*supervisorv1.StepState, error) 
 		}
 		lost(state, plan)
 	default:
-		if err := destroyGroups(ctx, plan); err != nil {
-			return nil, fmt.Errorf("concluding the step in %s: %w", dir, err)
-		}
-		if _, err := KillLeftovers(ctx, plan.GetCookie()); err != nil {
+		stuck, err := settle(ctx, plan)
+		if err != nil && !(abandon && asleep(stuck)) {
 			return nil, fmt.Errorf("concluding the step in %s: %w", dir, err)
 		}
 		lost(state, plan)
+		if err != nil {
+			state.Stuck = StuckProcesses(stuck)
+			state.Sentence = "The supervisor of this step was lost, and processes of it do not end: " + cgroup.Describe(stuck) + "."
+		}
 	}
 	if err := WriteResult(dir, state); err != nil {
 		return nil, err
 	}
 	return state, nil
+}
+
+// settle kills what is left of a step; with the error come those that do not end.
+func settle(ctx context.Context, plan *supervisorv1.StepPlan) ([]cgroup.Process, error) {
+	stuck, groups := destroyGroups(ctx, plan)
+	if groups != nil && len(stuck) == 0 {
+		return nil, groups
+	}
+	// Also where the groups are not empty: others may have left them.
+	if _, err := KillLeftovers(ctx, plan.GetCookie()); err != nil {
+		return append(stuck, Marked(plan.GetCookie())...), errors.Join(groups, err)
+	}
+	return stuck, groups
+}
+
+// asleep reports whether there are processes, and all of them sleep in the kernel whatever is sent to them.
+func asleep(all []cgroup.Process) bool {
+	return len(all) > 0 && !slices.ContainsFunc(all, func(p cgroup.Process) bool { return p.State != "D" })
 }
 
 // bootedSince reports whether the machine was booted after the step's start: nothing of it can be left.

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/muster-hpc/muster/node/run/cgroup"
 )
 
 // ErrUnkillable means that a process was still there when the time was over, though it was sent KILL.
@@ -44,6 +46,25 @@ func KillLeftovers(ctx context.Context, cookie string) (int, error) {
 		case <-time.After(pause):
 		}
 	}
+}
+
+// Marked are the processes that carry a cookie; those that cannot be looked at are left out.
+func Marked(cookie string) []cgroup.Process {
+	names, err := os.ReadDir("/proc")
+	if err != nil || cookie == "" {
+		return nil
+	}
+	var all []cgroup.Process
+	for _, name := range names {
+		pid, err := strconv.Atoi(name.Name())
+		if err != nil || !marked(pid, []byte(CookieVariable+"="+cookie)) {
+			continue
+		}
+		if p, ok := cgroup.Look(pid); ok {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 // killMarked sends KILL to all processes with the mark and returns them.

@@ -131,7 +131,7 @@ func (h *hold) report(ctx context.Context, view *fsm.View) (*fsm.View, error) {
 	if err := known(h.request); err != nil {
 		return nil, err
 	}
-	for _, reports := range divide(h.request.Reports) {
+	for _, reports := range divide(atLevel(view.Level(), h.request.Reports)) {
 		result, err := h.server.propose(ctx, &logv1.Command{
 			Principal: rpc.PrincipalOf(ctx),
 			Op: &logv1.Command_ReportTasks{ReportTasks: &logv1.ReportTasks{
@@ -152,6 +152,22 @@ func (h *hold) report(ctx context.Context, view *fsm.View) (*fsm.View, error) {
 		}
 	}
 	return view, nil
+}
+
+// atLevel leaves out of reports what the cluster's level does not know yet: an agent does not know it, and would report in vain.
+func atLevel(level uint32, reports []*logv1.TaskReport) []*logv1.TaskReport {
+	if level >= 2 {
+		return reports
+	}
+	kept := make([]*logv1.TaskReport, len(reports))
+	for i, report := range reports {
+		if kept[i] = report; report.GetStepEnded() != nil {
+			kept[i] = proto.CloneOf(report)
+			ended := kept[i].GetStepEnded()
+			ended.ElapsedMs, ended.ExecTime, ended.Usage = 0, nil, nil
+		}
+	}
+	return kept
 }
 
 // divide cuts reports into parts that fit into a log entry.

@@ -132,12 +132,3 @@ func (c *confinement) remove(log *slog.Logger) {
 		log.Warn("the step's control groups are left to the agent", "stuck", cgroup.Describe(stuck), "error", err)
 	}
 }
-
-// stuckStates turns processes into what is told.
-func stuckStates(all []cgroup.Process) []*supervisorv1.StuckProcess {
-	var told []*supervisorv1.StuckProcess
-	for _, p := range all {
-		told = append(told, &supervisorv1.StuckProcess{Pid: uint32(p.PID), Name: p.Name, State: p.State, WaitsIn: p.Where, StartTicks: p.Start})
-	}
-	return told
-}

@@ -504,7 +504,7 @@ func (s *supervisor) state() *supervisorv1.StepState {
 		Version: run.Version, Phase: s.phase, TimeLimit: s.limitHit, Deadline: s.deadlineHit,
 		Sentence: s.sentence, UsersFault: s.users, Pid: uint32(s.tree.self), SignalsDelivered: s.signals,
 		StartBootNs: int64(s.started), InputOffset: s.input.taken, PmiPort: s.mpi.told(),
-		Stuck: stuckStates(s.abandoned), EndBootNs: int64(s.finished), Warned: s.warned(),
+		Stuck: run.StuckProcesses(s.abandoned), EndBootNs: int64(s.finished), Warned: s.warned(),
 	}
 	if !s.startedAt.IsZero() {
 		state.StartUnixNs = s.startedAt.UnixNano()
