@@ -43,12 +43,17 @@ type Accelerators interface {
 	Processes(ctx context.Context) ([]*nodev1.GpuProcess, error)
 }
 
-// SpecGPUs are the accelerators as the node's specification has them; nil if none is known.
-func SpecGPUs(inv *nodev1.GpuInventory) []*apiv1.Gpu {
+// SpecGPUs are the accelerators as the specification of a node with so many CPUs has them; nil if none is known. CPUs close to them that the
+// node does not offer are left out.
+func SpecGPUs(inv *nodev1.GpuInventory, cpus uint32) []*apiv1.Gpu {
 	if len(inv.GetDevices()) == 0 {
 		return nil
 	}
-	return gpu.Entries(inv)
+	entries := gpu.Entries(inv)
+	for _, e := range entries {
+		e.CpuMask = below(e.CpuMask, int(cpus))
+	}
+	return entries
 }
 
 // watcher is the state of gpuLoop, which alone uses it.
@@ -98,7 +103,7 @@ func (a *Agent) gpuLoop(ctx context.Context) bool {
 // inventory reports whether the node has other accelerators than it said, long enough that they are not about to come back.
 func (w *watcher) inventory(now time.Time) bool {
 	inv, _ := w.a.cfg.Accelerators.Inventory()
-	if inv == nil || slices.EqualFunc(SpecGPUs(inv), w.a.cfg.Spec.GetGpus(), func(x, y *apiv1.Gpu) bool { return proto.Equal(x, y) }) {
+	if inv == nil || slices.EqualFunc(SpecGPUs(inv, w.a.cfg.Spec.GetCpus()), w.a.cfg.Spec.GetGpus(), func(x, y *apiv1.Gpu) bool { return proto.Equal(x, y) }) {
 		w.changed = time.Time{}
 		return false
 	}

@@ -126,7 +126,7 @@ func (d *declared) devices(spec *apiv1.NodeSpec, m *gpu.Monitor) error {
 		return nil
 	}
 	inv, _ := m.Inventory()
-	if spec.Gpus = node.SpecGPUs(inv); len(spec.Gpus) > 0 {
+	if spec.Gpus = node.SpecGPUs(inv, spec.GetCpus()); len(spec.Gpus) > 0 {
 		return nil
 	}
 	why := "the machine has none"

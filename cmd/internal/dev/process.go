@@ -160,12 +160,12 @@ func launch(program string, args []string, logPath, dir string) (pid int, start 
 }
 
 // cleanEnvironment leaves out what belongs to the caller's job or cluster: a cluster started from within a job must not
-// look like a part of it. How much its processes log is the caller's business.
+// look like a part of it. How much its processes log, and with which probe its nodes read GPUs, is the caller's business.
 func cleanEnvironment(environment []string) []string {
 	var kept []string
 	for _, entry := range environment {
-		level := strings.HasPrefix(entry, "MUSTER_LOG_LEVEL=")
-		if level || !strings.HasPrefix(entry, "SLURM_") && !strings.HasPrefix(entry, "MUSTER_") {
+		callers := strings.HasPrefix(entry, "MUSTER_LOG_LEVEL=") || strings.HasPrefix(entry, "MUSTER_GPU_PROBE=")
+		if callers || !strings.HasPrefix(entry, "SLURM_") && !strings.HasPrefix(entry, "MUSTER_") {
 			kept = append(kept, entry)
 		}
 	}
