@@ -10,7 +10,7 @@ TOOL    := $(GO) tool -modfile=tools.mod
 CC_FOUND := $(shell command -v $(firstword $(shell $(GO) env CC)) >/dev/null 2>&1 && echo 1 || echo 0)
 export CGO_CFLAGS  ?= -O2 -g -Wno-deprecated-declarations
 export CGO_LDFLAGS ?= -O2 -g -Wl,-z,lazy
-SLURM   := sbatch srun squeue scancel sinfo scontrol sacct
+SLURM   := sbatch srun salloc sattach sbcast sstat squeue scancel sinfo scontrol sacct
 PKGS    := ./cmd/... ./fsm/... ./rpc/... ./proto/... ./node/... ./sched/... ./ops/... ./examples/...
 
 .DEFAULT_GOAL := help

@@ -1,5 +1,5 @@
 // muster-slurm is all of Slurm's commands that Muster speaks, in one small program: it goes by the name with which it is
-// called (sbatch, srun, squeue, scancel, sinfo, scontrol, sacct), or by its first argument.
+// called (sbatch, srun, salloc, squeue, …), or by its first argument.
 package main
 
 import (

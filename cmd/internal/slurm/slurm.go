@@ -1,4 +1,4 @@
-// Package slurm is Slurm's dialect: the commands sbatch, srun, squeue, scancel, sinfo, scontrol and sacct, with their
+// Package slurm is Slurm's dialect: the commands sbatch, srun, salloc, sattach, sbcast, sstat, squeue, scancel, sinfo, scontrol and sacct, with their
 // own option tables, wording, layouts and exit codes, over Muster's API.
 //
 // Where Slurm's releases differ it speaks 24.11. The rooms:
@@ -8,7 +8,8 @@
 //   - format: layouts of rows
 //   - record: what is known of jobs in Slurm's words
 //   - document: the JSON of 24.11
-//   - submit: options of sbatch and srun as specifications; wording of refusals
+//   - submit: options of sbatch, srun and salloc as specifications; wording of refusals
+//   - follow: a job through everything that becomes of it
 //   - session, fetch: what a command works with; reading listings
 //   - one package for each command
 //
@@ -28,19 +29,23 @@ import (
 	"strings"
 
 	"github.com/muster-hpc/muster/cmd/internal/slurm/sacct"
+	"github.com/muster-hpc/muster/cmd/internal/slurm/salloc"
+	"github.com/muster-hpc/muster/cmd/internal/slurm/sattach"
 	"github.com/muster-hpc/muster/cmd/internal/slurm/sbatch"
+	"github.com/muster-hpc/muster/cmd/internal/slurm/sbcast"
 	"github.com/muster-hpc/muster/cmd/internal/slurm/scancel"
 	"github.com/muster-hpc/muster/cmd/internal/slurm/scontrol"
 	"github.com/muster-hpc/muster/cmd/internal/slurm/session"
 	"github.com/muster-hpc/muster/cmd/internal/slurm/sinfo"
 	"github.com/muster-hpc/muster/cmd/internal/slurm/squeue"
 	"github.com/muster-hpc/muster/cmd/internal/slurm/srun"
+	"github.com/muster-hpc/muster/cmd/internal/slurm/sstat"
 )
 
 // commands are the names and what runs for each.
 var commands = map[string]func(context.Context, *session.Session) int{
-	"sacct": sacct.Run, "sbatch": sbatch.Run, "scancel": scancel.Run, "scontrol": scontrol.Run, "sinfo": sinfo.Run,
-	"squeue": squeue.Run, "srun": srun.Run,
+	"sacct": sacct.Run, "salloc": salloc.Run, "sattach": sattach.Run, "sbatch": sbatch.Run, "sbcast": sbcast.Run, "scancel": scancel.Run,
+	"scontrol": scontrol.Run, "sinfo": sinfo.Run, "squeue": squeue.Run, "srun": srun.Run, "sstat": sstat.Run,
 }
 
 // gcPercent is how much a command's heap may grow between two collections; a row of docs/limits.md.

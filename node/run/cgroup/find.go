@@ -19,4 +19,6 @@ func (g *Group) FindTask(rank uint32) *Group {
 }
 
 // CountsTasks reports whether FindTask's groups list the processes of one task and no others.
-func (g *Group) CountsTasks() bool { return g.h.version == V2 || g.dirs[Memory] != "" || g.dirs[CPUAcct] != "" }
+func (g *Group) CountsTasks() bool {
+	return g.h.version == V2 || g.dirs[Memory] != "" || g.dirs[CPUAcct] != ""
+}
