@@ -239,7 +239,7 @@ func TestNothingLeaksIntoTasksOnAnyWay(t *testing.T) {
 	}
 	for name, change := range map[string]func(*supervisorv1.StepPlan){
 		"at once":        func(*supervisorv1.StepPlan) {},
-		"through stages": func(p *supervisorv1.StepPlan) { nice := int32(1); p.Nice = &nice },
+		"through stages": func(p *supervisorv1.StepPlan) { p.Tasks[0].Lines = []string{"a line"} },
 		"after a prolog": func(p *supervisorv1.StepPlan) { p.Tasks[0].Prologs = []string{"/bin/true"} },
 	} {
 		plan := shell("")

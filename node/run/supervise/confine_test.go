@@ -220,7 +220,7 @@ func TestTasksHaveTheirLimitsAndNiceValue(t *testing.T) {
 
 func TestWithAStageTasksStillInheritNothing(t *testing.T) {
 	plan := shell("for f in /proc/$$/fd/*; do [ -e $f ] && echo fd ${f##*/}; done; env | sort; umask; pwd; echo ids $$ $(cut -d' ' -f5,6 /proc/$$/stat)")
-	plan.Nice, plan.Umask, plan.WorkDir = new(int32), 0o027, t.TempDir()
+	plan.Tasks[0].Lines, plan.Umask, plan.WorkDir = []string{"through a stage"}, 0o027, t.TempDir()
 	s := launch(t, normal, plan)
 	s.start("ADDED=1")
 	state := s.ended()
@@ -239,7 +239,7 @@ func TestWhatAStageCannotExecuteIsTheTasksExit(t *testing.T) {
 		t.Fatal(err)
 	}
 	plan := shell("true", "exec sleep 1000")
-	plan.Nice, plan.Tasks[0].Args = new(int32), []string{script}
+	plan.Tasks[0].Lines, plan.Tasks[0].Args = []string{"through a stage"}, []string{script}
 	s := launch(t, normal, plan)
 	s.start()
 	state := s.ended()
@@ -249,7 +249,7 @@ func TestWhatAStageCannotExecuteIsTheTasksExit(t *testing.T) {
 	if got := state.GetTasks()[0].GetExit().GetLaunchError(); got != message {
 		t.Errorf("launch error %q", got)
 	}
-	if got := s.file("err.0"); got != "slurmstepd-n1: error: "+message+"\n" {
+	if got := s.file("err.0"); got != "through a stage\nslurmstepd-n1: error: "+message+"\n" {
 		t.Errorf("stderr %q", got)
 	}
 }
@@ -269,14 +269,14 @@ func TestAsRootTasksOfAStageAreTheUser(t *testing.T) {
 		t.Skip("needs root")
 	}
 	plan := shell("id -u; id -g; id -G; echo again >/dev/stderr; kill -0 $PPID && echo reached")
-	plan.Uid, plan.Gid, plan.Groups, plan.Nice = 65533, 65532, []uint32{65532, 65531}, new(int32)
+	plan.Uid, plan.Gid, plan.Groups, plan.Tasks[0].Lines = 65533, 65532, []uint32{65532, 65531}, []string{"through a stage"}
 	s := launch(t, normal, plan)
 	s.start()
 	s.ended()
 	if got := s.file("out.0"); got != "65533\n65532\n65532 65531\n" {
 		t.Errorf("output %q", got)
 	}
-	if got := s.file("err.0"); !strings.HasPrefix(got, "again\n") {
+	if got := s.file("err.0"); !strings.HasPrefix(got, "through a stage\nagain\n") {
 		t.Errorf("stderr %q", got)
 	}
 }

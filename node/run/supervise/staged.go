@@ -27,8 +27,36 @@ type staged struct {
 }
 
 // wantsStage reports whether an execution needs what belongs to a process and can only be done by itself.
-func wantsStage(plan *supervisorv1.StepPlan, p *prepared, e execution) bool {
-	return p.groups != nil || p.namespace != nil || len(plan.GetResourceLimits()) > 0 || plan.Nice != nil || len(e.prints)+len(e.lines) > 0
+func wantsStage(p *prepared, e execution) bool {
+	return p.groups != nil || p.namespace != nil || len(e.prints)+len(e.lines) > 0
+}
+
+// adjusts reports whether the plan asks for what can also be done to a process that is stopped before its first instruction: a stage is
+// another start of this program, which costs some milliseconds.
+func adjusts(plan *supervisorv1.StepPlan) bool {
+	return len(plan.GetResourceLimits()) > 0 || plan.Nice != nil
+}
+
+// adjust does it.
+func adjust(plan *supervisorv1.StepPlan, pid int) error {
+	for _, l := range plan.GetResourceLimits() {
+		var r unix.Rlimit
+		if err := unix.Prlimit(pid, int(l.GetResource()), nil, &r); err != nil {
+			return fmt.Errorf("reading resource limit %d of process %d: %w", l.GetResource(), pid, err)
+		}
+		r.Cur = min(l.GetSoft(), r.Max)
+		if err := unix.Prlimit(pid, int(l.GetResource()), &r, nil); err != nil {
+			return fmt.Errorf("setting resource limit %d of process %d: %w", l.GetResource(), pid, err)
+		}
+	}
+	if plan.Nice == nil {
+		return nil
+	}
+	// Without root a lower value than ours is not to be had.
+	if err := unix.Setpriority(unix.PRIO_PROCESS, pid, int(plan.GetNice())); err != nil && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("setting the nice value of process %d: %w", pid, err)
+	}
+	return nil
 }
 
 // stage starts a stage, from the loop's thread, whose death kills it. The error is one of the node.

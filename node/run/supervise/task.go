@@ -2,6 +2,7 @@ package supervise
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -81,7 +82,7 @@ func (s *supervisor) launch(i int) *staged {
 		return stage
 	}
 	failure, call := errno(err), "execve"
-	if wantsStage(s.plan, s.ready, e) || failure == unix.EAGAIN || failure == unix.ENOMEM {
+	if wantsStage(s.ready, e) || failure == unix.EAGAIN || failure == unix.ENOMEM {
 		call = "fork"
 	}
 	t.end(launchFailure(call, t.plan, failure))
@@ -99,7 +100,7 @@ func (s *supervisor) fork(t *task, i int, e execution) (*staged, int, error) {
 	}
 	defer s.cpus.release()
 	e.cpus = mask
-	if wantsStage(s.plan, s.ready, e) {
+	if wantsStage(s.ready, e) || adjusts(s.plan) && !e.told {
 		return t.stage(s.plan, s.ready, i, e)
 	}
 	attr := &syscall.ProcAttr{
@@ -111,7 +112,10 @@ func (s *supervisor) fork(t *task, i int, e execution) (*staged, int, error) {
 		attr.Sys.Credential = &syscall.Credential{Uid: s.plan.GetUid(), Gid: s.plan.GetGid(), Groups: s.plan.GetGroups()}
 	}
 	if e.told {
-		err := t.start(e.program, attr)
+		err := t.start(s.plan, e.program, attr)
+		if errors.Is(err, errNotAdjusted) {
+			return t.stage(s.plan, s.ready, i, e)
+		}
 		return nil, t.pid, err
 	}
 	pid, err := syscall.ForkExec(e.program, e.args, attr)

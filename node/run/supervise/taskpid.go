@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 
+	supervisorv1 "github.com/muster-hpc/muster/proto/muster/supervisor/v1"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,9 +23,13 @@ const (
 	pidRoom = "MUSTER_TASK_PID_UNKNOWN=1"
 )
 
+// errNotAdjusted means that the kernel does not let a task be stopped before its first instruction, so that a stage must do for it what
+// is to be done by then. Nothing was executed.
+var errNotAdjusted = errors.New("the task cannot be stopped before its first instruction")
+
 // start starts the first process of a task that needs no stage, with its process id in its environment where the kernel
-// allows that.
-func (t *task) start(program string, attr *syscall.ProcAttr) error {
+// allows that. What the plan asks for beside that is done before the first instruction, or errNotAdjusted returned.
+func (t *task) start(plan *supervisorv1.StepPlan, program string, attr *syscall.ProcAttr) error {
 	var pid int
 	err := error(unix.EPERM)
 	traced := !privileged(program, attr.Dir)
@@ -34,12 +39,21 @@ func (t *task) start(program string, attr *syscall.ProcAttr) error {
 		sys.Ptrace = true
 		pid, err = syscall.ForkExec(program, t.plan.GetArgs(), &with)
 	}
+	if errors.Is(err, unix.EPERM) && adjusts(plan) {
+		return errNotAdjusted
+	}
 	if errors.Is(err, unix.EPERM) { // tracing is forbidden here, or something else is, which shows now
 		traced = false
 		pid, err = syscall.ForkExec(program, t.plan.GetArgs(), attr)
 	}
 	if err != nil {
 		return err
+	}
+	if traced && adjusts(plan) {
+		if err := adjust(plan, pid); err != nil { // it is stopped behind its exec
+			discard(pid)
+			return errNotAdjusted // the stage fails, too, and says why
+		}
 	}
 	t.pid = pid
 	if !traced {
@@ -52,6 +66,18 @@ func (t *task) start(program string, attr *syscall.ProcAttr) error {
 		t.end(exitOf(*status))
 	}
 	return nil
+}
+
+// discard ends a process that is stopped before its first instruction.
+func discard(pid int) {
+	_ = unix.Kill(pid, unix.SIGKILL)
+	for {
+		var status unix.WaitStatus
+		_, err := unix.Wait4(pid, &status, unix.WALL, nil)
+		if err == nil && (status.Exited() || status.Signaled()) || err != nil && !errors.Is(err, unix.EINTR) {
+			return
+		}
+	}
 }
 
 // privileged reports whether a program gets other rights at exec: the kernel takes them away from one that is stopped there.
