@@ -54,13 +54,21 @@ func parseStat(path string) (procStat, error) {
 	return s, errors.Join(errs[:]...)
 }
 
-// running reports whether that very process runs: a zombie does not, nor does another with the same pid.
+// running reports whether that very process runs: a zombie does not, nor does another with the same pid. A killed process shows as a zombie
+// as soon as its first thread is gone, while another may still be in the kernel, writing to the disk, and hold every file and port.
 func running(pid int, start uint64) bool {
 	if pid <= 0 {
 		return false
 	}
 	s, err := statOf(pid)
-	return err == nil && s.start == start && s.state != 'Z' && s.state != 'X'
+	switch {
+	case err != nil || s.start != start || s.state == 'X':
+		return false
+	case s.state != 'Z':
+		return true
+	}
+	threads, err := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/task")
+	return err == nil && len(threads) > 1
 }
 
 // send signals that very process. It reports false if it does not run any more.
