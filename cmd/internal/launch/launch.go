@@ -71,7 +71,7 @@ type Options struct {
 	NoStdout, NoStderr bool
 	// FirstEnd, if set, is called once, when the first task has ended and others run.
 	FirstEnd func()
-	// Started, if set, is called once, when the tasks of a node were executed.
+	// Started, if set, is called once, when the tasks of a node were executed and before any output is written.
 	Started func()
 	// Progress, if set, is told which tasks run and have ended.
 	Progress *Progress
@@ -143,6 +143,7 @@ type attachment struct {
 	targets   []string   // agents that take stdin
 	terminal  string     // the agent of rank 0
 	sizes     chan struct{}
+	start     sync.Once // of Options.Started
 }
 
 // nodeReader is one node that has tasks of the step.
@@ -273,10 +274,6 @@ func (a *attachment) take(ctx context.Context, e event) error {
 		}
 	case e.started:
 		a.options.Progress.began(e.reader.ranks)
-		if started := a.options.Started; started != nil {
-			a.options.Started = nil
-			started()
-		}
 		select {
 		case a.sizes <- struct{}{}: // what the size was when the step was made may be wrong by now
 		default:
@@ -292,6 +289,13 @@ func (a *attachment) take(ctx context.Context, e event) error {
 		a.firstEnd()
 	}
 	return nil
+}
+
+// started tells the caller, once, that tasks run. Readers call it: what they write afterwards must find the caller ready.
+func (a *attachment) started() {
+	if a.options.Started != nil {
+		a.start.Do(a.options.Started)
+	}
 }
 
 // firstEnd tells the caller, once, that a task has ended and others run.

@@ -89,12 +89,14 @@ func (a *attachment) readOnce(ctx context.Context, reader *nodeReader, offsets m
 			return piece.GetExits(), true, nil
 		case piece.GetStarted():
 			a.options.Trace.Mark("started on " + reader.share.GetNode())
+			a.started()
 			a.tell(ctx, event{reader: reader, started: true})
 			continue
 		case len(piece.GetEnded()) > 0:
 			a.tell(ctx, event{reader: reader, ended: piece.GetEnded()})
 			continue
 		}
+		a.started()
 		a.print(reader, piece, offsets)
 	}
 }
