@@ -276,7 +276,7 @@ func TestAsRootTasksOfAStageAreTheUser(t *testing.T) {
 	if got := s.file("out.0"); got != "65533\n65532\n65532 65531\n" {
 		t.Errorf("output %q", got)
 	}
-	if got := s.file("err.0"); !strings.HasPrefix(got, "through a stage\nagain\n") {
+	if got := s.file("err.0"); !strings.HasPrefix(got, "again\n") {
 		t.Errorf("stderr %q", got)
 	}
 }
