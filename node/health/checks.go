@@ -37,7 +37,7 @@ type Config struct {
 type Checks struct {
 	cfg Config
 	run runner
-	// one is held by the check that runs at an interval.
+	// wake wakes Run.
 	wake chan struct{}
 
 	mu       sync.Mutex
@@ -210,7 +210,12 @@ func interval(h *apiv1.HealthCheck) time.Duration {
 func Jitter(name string, interval time.Duration) time.Duration {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(name)) // never fails
-	return time.Duration(float64(h.Sum64()>>11) / (1 << 53) * float64(interval))
+	// Names that differ in their last letters have hashes that differ in their low bits: the finish of MurmurHash3 spreads them.
+	x := h.Sum64()
+	x = (x ^ x>>33) * 0xff51afd7ed558ccd
+	x = (x ^ x>>33) * 0xc4ceb9fe1a85ec53
+	x ^= x >> 33
+	return time.Duration(float64(x>>11) / (1 << 53) * float64(interval))
 }
 
 // interval runs a check that is due.
