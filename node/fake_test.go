@@ -77,6 +77,8 @@ type fake struct {
 	rejoin           bool
 	leaseMS          uint32
 	prepareMS        uint32
+	// around are the cluster's programs before and after each task.
+	around [2]string
 
 	reports  []*logv1.TaskReport
 	seen     map[string]bool
@@ -142,7 +144,7 @@ func (f *fake) Join(ctx context.Context, address string, req *nodev1.JoinRequest
 }
 
 func (f *fake) settings() *apiv1.Settings {
-	return &apiv1.Settings{LeaseMs: f.leaseMS, FenceWindowMs: 2000, PrepareTimeoutMs: f.prepareMS}
+	return &apiv1.Settings{LeaseMs: f.leaseMS, FenceWindowMs: 2000, PrepareTimeoutMs: f.prepareMS, TaskProlog: f.around[0], TaskEpilog: f.around[1]}
 }
 
 func (f *fake) rev() *apiv1.Revision { return &apiv1.Revision{Incarnation: 1, Index: f.revision} }
