@@ -127,12 +127,52 @@ func NodeShares(s NodeState) Shares {
 	return Shares{Idle: 1, Total: 1}
 }
 
-// Gres is a node's GPUs as "gpu:h100:8", by type; empty if it has none.
-func Gres(n *apiv1.Node) string { return gresText(n, "", func(int) bool { return true }) }
+// Gres is a node's GPUs as "gpu:h100:8", by type, and its other devices ("ib:mlx5:2"); empty if it has none.
+func Gres(n *apiv1.Node) string {
+	parts := []string{gresText(n, "", func(int) bool { return true })}
+	for _, g := range n.GetSpec().GetGres() {
+		parts = append(parts, gresName(g)+strconv.FormatUint(uint64(g.GetCount()), 10))
+	}
+	return joined(parts)
+}
 
-// GresUsed is a node's GPUs in use as "gpu:h100:2(IDX:0-1)".
+// GresUsed is what of a node's GPUs and other devices is in use, as "gpu:h100:2(IDX:0-1),ib:0(IDX:N/A)".
 func GresUsed(n *apiv1.Node) string {
-	return gresText(n, "(IDX:%s)", notation.Mask(n.GetGpusAllocatedMask()).Has)
+	parts := []string{gresText(n, "(IDX:%s)", notation.Mask(n.GetGpusAllocatedMask()).Has)}
+	used := map[string]notation.Mask{}
+	for _, share := range n.GetGresAllocated() {
+		used[share.GetName()] = share.GetMask()
+	}
+	first := map[string]int{} // units are counted over all entries of a name
+	for _, g := range n.GetSpec().GetGres() {
+		from := first[g.GetName()]
+		first[g.GetName()] += int(g.GetCount())
+		var units []int
+		for _, unit := range used[g.GetName()].Devices() {
+			if unit >= from && unit < from+int(g.GetCount()) {
+				units = append(units, unit)
+			}
+		}
+		list := notation.FoldIndexes(units)
+		if list == "" {
+			list = "N/A"
+		}
+		parts = append(parts, fmt.Sprintf("%s%d(IDX:%s)", gresName(g), len(units), list))
+	}
+	return joined(parts)
+}
+
+// gresName is the name and type of a generic resource, ready for a count.
+func gresName(g *apiv1.Gres) string {
+	if g.GetType() == "" {
+		return g.GetName() + ":"
+	}
+	return g.GetName() + ":" + g.GetType() + ":"
+}
+
+// joined joins what is not empty with commas.
+func joined(parts []string) string {
+	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ",")
 }
 
 // gresText counts the GPUs that are wanted, by type in order of appearance; index is a format for their numbers.

@@ -16,9 +16,10 @@ import (
 // line is a row: an allocation, an earlier attempt of it, or a step.
 type line struct {
 	*record.Row
-	attempt   *apiv1.Attempt // an earlier attempt; nil for the last
-	from, to  time.Time      // times are cut to these (--truncate); zero if not
-	units     byte           // unit of sizes; 0 chooses the one that fits
+	attempt   *apiv1.Attempt   // an earlier attempt; nil for the last
+	from, to  time.Time        // times are cut to these (--truncate); zero if not
+	units     byte             // unit of sizes; 0 chooses the one that fits
+	used      *apiv1.StepUsage // what the step, or the steps together, used; nil if nobody counted
 	noconvert bool
 }
 
@@ -250,8 +251,8 @@ var fields = []field{
 		return l.AllocTres()
 	}},
 	{"AssocID", 8, jobOnly(func(*line) string { return "0" })},
-	{"AveCPU", 10, empty}, {"AveCPUFreq", 10, empty}, {"AveDiskRead", 14, empty}, {"AveDiskWrite", 14, empty}, {"AvePages", 10, empty},
-	{"AveRSS", 10, empty}, {"AveVMSize", 10, empty}, {"BlockID", 16, empty},
+	{"AveCPU", 10, (*line).averageCPU}, {"AveCPUFreq", 10, empty}, {"AveDiskRead", 14, empty}, {"AveDiskWrite", 14, empty}, {"AvePages", 10, empty},
+	{"AveRSS", 10, (*line).averageRSS}, {"AveVMSize", 10, empty}, {"BlockID", 16, empty},
 	{"Cluster", 10, func(l *line) string { return l.View.Cluster }},
 	{"Comment", 14, jobOnly(spec((*apiv1.JobSpec).GetComment))},
 	{"Constraints", 19, empty}, {"ConsumedEnergy", 14, empty}, {"ConsumedEnergyRaw", 17, empty}, {"Container", 20, empty},
@@ -289,7 +290,7 @@ var fields = []field{
 	}},
 	{"Licenses", 20, empty}, {"MaxDiskRead", 12, empty}, {"MaxDiskReadNode", 15, empty}, {"MaxDiskReadTask", 15, empty},
 	{"MaxDiskWrite", 12, empty}, {"MaxDiskWriteNode", 16, empty}, {"MaxDiskWriteTask", 16, empty}, {"MaxPages", 8, empty},
-	{"MaxPagesNode", 12, empty}, {"MaxPagesTask", 14, empty}, {"MaxRSS", 10, empty}, {"MaxRSSNode", 10, empty}, {"MaxRSSTask", 10, empty},
+	{"MaxPagesNode", 12, empty}, {"MaxPagesTask", 14, empty}, {"MaxRSS", 10, (*line).maxRSS}, {"MaxRSSNode", 10, (*line).maxRSSNode}, {"MaxRSSTask", 10, (*line).maxRSSTask},
 	{"MaxVMSize", 10, empty}, {"MaxVMSizeNode", 14, empty}, {"MaxVMSizeTask", 14, empty}, {"McsLabel", 10, empty}, {"MinCPU", 10, empty},
 	{"MinCPUNode", 10, empty}, {"MinCPUTask", 10, empty},
 	{"NCPUS", 10, func(l *line) string { return number(l.cpus()) }},
@@ -336,19 +337,19 @@ var fields = []field{
 	})},
 	{"SubmitLine", 20, jobOnly(func(l *line) string { return l.Command() })},
 	{"Suspended", 10, func(*line) string { return "00:00:00" }},
-	{"SystemComment", 19, empty}, {"SystemCPU", 10, empty},
+	{"SystemComment", 19, empty}, {"SystemCPU", 10, cpuTime((*apiv1.StepUsage).GetSystemMs)},
 	{"Timelimit", 10, jobOnly(func(l *line) string { return l.TimeLimit(value.Padded) })},
 	{"TimelimitRaw", 12, jobOnly(func(l *line) string {
 		return l.TimeLimit(func(s int64) string { return strconv.FormatInt(s/60, 10) })
 	})},
-	{"TotalCPU", 10, empty},
+	{"TotalCPU", 10, cpuTime(func(u *apiv1.StepUsage) uint64 { return u.GetUserMs() + u.GetSystemMs() })},
 	{"TRESUsageInAve", 14, empty}, {"TRESUsageInMax", 14, empty}, {"TRESUsageInMaxNode", 18, empty}, {"TRESUsageInMaxTask", 18, empty},
 	{"TRESUsageInMin", 14, empty}, {"TRESUsageInMinNode", 18, empty}, {"TRESUsageInMinTask", 18, empty}, {"TRESUsageInTot", 14, empty},
 	{"TRESUsageOutAve", 15, empty}, {"TRESUsageOutMax", 15, empty}, {"TRESUsageOutMaxNode", 19, empty}, {"TRESUsageOutMaxTask", 19, empty},
 	{"TRESUsageOutMin", 15, empty}, {"TRESUsageOutMinNode", 19, empty}, {"TRESUsageOutMinTask", 19, empty}, {"TRESUsageOutTot", 15, empty},
 	{"UID", 6, jobOnly(func(l *line) string { return number(l.Job.GetOwner().GetUid()) })},
 	{"User", 9, jobOnly(func(l *line) string { return l.User() })},
-	{"UserCPU", 10, empty},
+	{"UserCPU", 10, cpuTime((*apiv1.StepUsage).GetUserMs)},
 	{"WCKey", 10, jobOnly(spec((*apiv1.JobSpec).GetWckey))},
 	{"WCKeyID", 8, jobOnly(func(*line) string { return "0" })},
 	{"WorkDir", 20, jobOnly(spec((*apiv1.JobSpec).GetWorkDir))},

@@ -476,7 +476,7 @@ func (q *query) expand(r *record.Row, detail *apiv1.GetJobResponse) []*line {
 		slices.SortStableFunc(own, func(a, b *apiv1.Step) int { return int(stepOrder(a) - stepOrder(b)) })
 		for _, step := range own {
 			if step.GetAttempt() == attempt && (only == nil || slices.Contains(only, step.GetId())) {
-				add(&line{Row: &record.Row{Job: r.Job, Step: step, View: r.View}})
+				add(&line{Row: &record.Row{Job: r.Job, Step: step, View: r.View}, used: step.GetUsage()})
 			}
 		}
 	}
@@ -484,13 +484,13 @@ func (q *query) expand(r *record.Row, detail *apiv1.GetJobResponse) []*line {
 		for _, attempt := range detail.GetAttempts() {
 			// The last attempt of a job that waits again is an earlier one too.
 			if attempt.GetNumber() < last || r.Pending() {
-				add(&line{Row: r, attempt: attempt})
+				add(&line{Row: r, attempt: attempt, used: together(detail.GetSteps(), attempt.GetNumber())})
 				steps(attempt.GetNumber())
 			}
 		}
 	}
 	if only == nil {
-		add(&line{Row: r})
+		add(&line{Row: r, used: together(detail.GetSteps(), last)})
 	}
 	if !r.Pending() {
 		steps(last)

@@ -38,7 +38,7 @@ func (c *cast) send(ctx context.Context, cluster session.Cluster, shares []*apiv
 		group.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			t := &transfer{cast: c, node: cluster.Node(share.GetAgentAddress()), attempt: attempt, name: name}
+			t := &transfer{cast: c, node: cluster.Node(share.GetAgentAddress()), attempt: attempt, name: fmt.Sprintf("%s-%d", name, i)}
 			errs[i] = t.run(ctx)
 		})
 	}

@@ -2,6 +2,8 @@ package scontrol
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -119,14 +121,14 @@ func placeLines(r *record.Row, shares []*apiv1.NodeShare, details bool) []string
 // shareLines writes what the job has on its nodes; nodes with the same share are in one line.
 func shareLines(r *record.Row, shares []*apiv1.NodeShare) []string {
 	type same struct {
-		cpus, gpus, kind string
-		memory           uint64
+		cpus, gpus, kind, others string
+		memory                   uint64
 	}
 	var order []same
 	hosts := map[same][]string{}
 	total, kind := 0, ""
 	for _, share := range shares {
-		key := same{share.GetCpus(), share.GetGpus(), share.GetGpuType(), share.GetMemoryMb()}
+		key := same{share.GetCpus(), share.GetGpus(), share.GetGpuType(), otherGres(share), share.GetMemoryMb()}
 		if hosts[key] == nil {
 			order = append(order, key)
 		}
@@ -146,9 +148,53 @@ func shareLines(r *record.Row, shares []*apiv1.NodeShare) []string {
 	}
 	for _, key := range order {
 		gres := document.Gres(&apiv1.NodeShare{Gpus: key.gpus, GpuType: key.kind})
+		if key.others != "" {
+			gres = strings.TrimPrefix(gres+","+key.others, ",")
+		}
 		lines = append(lines, fmt.Sprintf("     Nodes=%s CPU_IDs=%s Mem=%d GRES=%s", notation.Fold(hosts[key]), key.cpus, key.memory, gres))
 	}
 	return lines
+}
+
+// otherGres are the devices of a share besides GPUs ("ib:2(IDX:0-1)"), by name.
+func otherGres(share *apiv1.NodeShare) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(share.GetGres())) {
+		if list := share.GetGres()[name]; list != "" {
+			parts = append(parts, fmt.Sprintf("%s:%d(IDX:%s)", name, document.Count(list), list))
+		}
+	}
+	return strings.Join(parts, ",")
+}
+
+// stepDevices are the CPUs, GPUs and other devices that a step has of its own.
+func stepDevices(step *apiv1.Step) (cpus int, tres string) {
+	memory, gpus, others := uint64(0), 0, map[string]int{}
+	nodes := map[uint32]bool{}
+	for _, g := range step.GetPlacement().GetGroups() {
+		n := len(g.GetNodes())
+		cpus += n * notation.Mask(g.GetCpuMask()).Count()
+		gpus += n * notation.Mask(g.GetGpuMask()).Count()
+		memory += uint64(n) * g.GetMemoryMb()
+		for _, share := range g.GetGres() {
+			others[share.GetName()] += n * notation.Mask(share.GetMask()).Count()
+		}
+		for _, number := range g.GetNodes() {
+			nodes[number] = true
+		}
+	}
+	if cpus == 0 {
+		return 0, "(null)"
+	}
+	tres = fmt.Sprintf("cpu=%d", cpus)
+	if memory > 0 {
+		tres += ",mem=" + value.Size(memory)
+	}
+	tres += fmt.Sprintf(",node=%d%s", len(nodes), gpuTres(uint32(gpus)))
+	for _, name := range slices.Sorted(maps.Keys(others)) {
+		tres += fmt.Sprintf(",gres/%s=%d", name, others[name])
+	}
+	return cpus, tres
 }
 
 // stepLines writes a step as "show step" does.
@@ -162,12 +208,15 @@ func stepLines(job *apiv1.Job, step *apiv1.Step) []string {
 		state = "PENDING"
 	}
 	nodes, cpus := 1, 0
+	own, tres := stepDevices(step)
 	if hosts, err := notation.Expand(step.GetNodeList()); err == nil && len(hosts) > 0 {
 		nodes = len(hosts)
 	}
 	host := "(null)"
 	if step.GetId() != record.BatchStep {
-		cpus = int(step.GetNumTasks() * max(1, step.GetSpec().GetResources().GetCpusPerTask()))
+		if cpus = int(step.GetNumTasks() * max(1, step.GetSpec().GetResources().GetCpusPerTask())); own > 0 {
+			cpus = own
+		}
 		host = value.Null(step.GetSpec().GetSubmitHost())
 	}
 	return []string{
@@ -175,7 +224,7 @@ func stepLines(job *apiv1.Job, step *apiv1.Step) []string {
 			value.Stamp(record.At(step.GetStartTime()), "Unknown"), limit),
 		fmt.Sprintf("   State=%s Partition=%s NodeList=%s", state, job.GetStatus().GetPartition(), step.GetNodeList()),
 		fmt.Sprintf("   Nodes=%d CPUs=%d Tasks=%d Name=%s Network=(null)", nodes, cpus, step.GetNumTasks(), record.StepTitle(step)),
-		"   TRES=(null)",
+		"   TRES=" + tres,
 		"   ResvPorts=(null)",
 		"   CPUFreqReq=Default",
 		fmt.Sprintf("   SrunHost:Pid=%s:0", host),
@@ -226,6 +275,24 @@ func nodeLines(n *apiv1.Node, list *fetch.Nodes, details bool) []string {
 	)
 	if n.GetReason() != "" {
 		lines = append(lines, fmt.Sprintf("   Reason=%s [%s@%s]", n.GetReason(), value.Null(n.GetReasonBy()), value.Stamp(record.At(n.GetReasonTime()), "Unknown")))
+	}
+	return append(lines, conditionLines(n)...)
+}
+
+// conditionLines writes what the node's checks find and what would clear it, a line for each; a drain that a check ordered has its
+// reason already.
+func conditionLines(n *apiv1.Node) []string {
+	var lines []string
+	for _, c := range n.GetConditions() {
+		text := c.GetOwner() + ": " + c.GetReason()
+		if c.GetSeverity() == apiv1.ConditionSeverity_CONDITION_SEVERITY_INFO || text == n.GetReason() {
+			continue
+		}
+		line := "   Reason=" + text
+		if clears := c.GetClears(); clears != "" {
+			line += " (cleared by: " + clears + ")"
+		}
+		lines = append(lines, fmt.Sprintf("%s [%s@%s]", line, c.GetOwner(), value.Stamp(record.At(c.GetSince()), "Unknown")))
 	}
 	return lines
 }
