@@ -72,11 +72,11 @@ func (a *app) showJob(ctx context.Context, text string) error {
 		t.write(a.out, a.colour)
 	}
 	if len(answer.Steps) > 0 {
-		t := table{header: []string{"STEP", "ATTEMPT", "NAME", "STATE", "TASKS", "NODES", "TIME", "END"}, right: map[int]bool{1: true, 4: true, 6: true},
-			paint: states(3)}
+		t := table{header: []string{"STEP", "ATTEMPT", "NAME", "STATE", "TASKS", "NODES", "TIME", "SKEW", "END"},
+			right: map[int]bool{1: true, 4: true, 6: true, 7: true}, paint: states(3)}
 		for _, s := range answer.Steps {
 			t.add(stepName(s), strconv.Itoa(int(s.Attempt)), s.Spec.GetName(), stepState(s), strconv.Itoa(int(s.NumTasks)), s.NodeList,
-				elapsed(s.StartTime, s.EndTime, now), stepEnd(s))
+				elapsed(s.StartTime, s.EndTime, now), startSkew(s), stepEnd(s))
 		}
 		fmt.Fprintln(a.out)
 		t.write(a.out, a.colour)
@@ -96,6 +96,14 @@ func attemptEnd(at *apiv1.Attempt) string {
 		return class
 	}
 	return class + ": " + at.EndSentence
+}
+
+// startSkew is the time between the first and the last node that began a step, by the nodes' own clocks; empty until two nodes have told.
+func startSkew(s *apiv1.Step) string {
+	if s.StartSkewUs == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.1f ms", float64(s.StartSkewUs)/1000)
 }
 
 // stepEnd sums up the exits of a step that are not 0.
@@ -236,6 +244,7 @@ func (a *app) showStep(ctx context.Context, text string) error {
 	f.add("Started", "%s", moment(s.StartTime))
 	f.add("Ended", "%s", moment(s.EndTime))
 	f.add("Run time", "%s", elapsed(s.StartTime, s.EndTime, time.Now()))
+	f.add("Start skew", "%s", startSkew(s))
 	f.add("End", "%s", stepEnd(s))
 	f.write(a.out)
 	return nil
