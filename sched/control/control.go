@@ -146,6 +146,7 @@ func (c *Control) Lead(ctx context.Context, term uint64) error {
 		{"commit", r.commit},
 		{"loss", r.loss},
 		{"expiry", r.expire},
+		{"limits", r.limits},
 		{"digests", r.digests},
 		{"members", r.members},
 	} {
