@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/muster-hpc/muster/cmd/internal/config"
+	"github.com/muster-hpc/muster/cmd/internal/slurm/value"
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	"github.com/muster-hpc/muster/rpc"
 )
@@ -30,6 +31,10 @@ type request struct {
 	nodeList, exclude, directory           string
 	nice                                   int32
 	priority, grace                        uint32
+	cpusPerGPU, tasksPerGPU                uint32
+	gres                                   string
+	overcommit                             bool
+	launch                                 launchFlags
 }
 
 func (r *request) flags(f *pflag.FlagSet) {
@@ -60,6 +65,11 @@ func (r *request) flags(f *pflag.FlagSet) {
 	f.Uint32Var(&r.priority, "priority", 0, "explicit `priority` (operators)")
 	f.Uint32Var(&r.grace, "grace", 0, "`seconds` between TERM and KILL (default: the cluster's)")
 	f.StringVarP(&r.directory, "chdir", "D", "", "working `directory` (default: the current one)")
+	f.StringVar(&r.gres, "gres", "", "other devices on each node, and GPUs of several types, `NAME[:TYPE][:N],…`")
+	f.Uint32Var(&r.cpusPerGPU, "cpus-per-gpu", 0, "CPUs for each GPU")
+	f.Uint32Var(&r.tasksPerGPU, "tasks-per-gpu", 0, "tasks for each GPU")
+	f.BoolVarP(&r.overcommit, "overcommit", "O", false, "more tasks than CPUs may be put on a node")
+	r.launch.flags(f)
 }
 
 // spec makes the part of a job's specification that both kinds share.
@@ -97,17 +107,20 @@ func (r *request) spec() (*apiv1.JobSpec, error) {
 	if spec.SubmitHost, err = os.Hostname(); err != nil {
 		return nil, fmt.Errorf("find this host's name: %w", err)
 	}
-	return spec, nil
+	return spec, r.launch.fill(spec)
 }
 
 func (r *request) resources() (*apiv1.ResourceRequest, error) {
 	q := &apiv1.ResourceRequest{
 		Ntasks: r.tasks, NtasksPerNode: r.tasksPerNode, CpusPerTask: r.cpusPerTask, GpusTotal: r.gpusTotal,
-		GpusPerTask: r.gpusPerTask, Exclusive: r.exclusive,
+		GpusPerTask: r.gpusPerTask, Exclusive: r.exclusive, CpusPerGpu: r.cpusPerGPU, NtasksPerGpu: r.tasksPerGPU, Overcommit: r.overcommit,
 	}
 	var err error
 	if q.NodesMin, q.NodesMax, err = parseRange(r.nodes); err != nil {
 		return nil, err
+	}
+	if q.Gres, err = value.GresList(r.gres); err != nil {
+		return nil, usagef("--gres %q: write names and numbers, for example ib:1 or gpu:a100:2,gpu:h100:2", r.gres)
 	}
 	if r.gpus != "" {
 		kind, number, typed := strings.Cut(r.gpus, ":")

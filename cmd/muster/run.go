@@ -20,8 +20,9 @@ const cancelTimeout = 10 * time.Second
 
 func (a *app) runCommand() *cobra.Command {
 	var r request
-	var label, killOnBadExit, detach bool
-	var stdin string
+	var label, killOnBadExit, detach, pty bool
+	var stdin, multiProg string
+	var wait uint32
 	c := &cobra.Command{
 		Use:   "run [flags] COMMAND [ARGUMENT…]",
 		Short: "Run a command on every node of a new job, attached to this terminal",
@@ -29,15 +30,38 @@ func (a *app) runCommand() *cobra.Command {
 the highest of the tasks' (128 plus the number for a signal). An interrupt cancels the job.
 If the job starts again after a failure that was not its own, the output goes on with the next attempt.`,
 		Example: `  muster run -N4 --gpus-per-node 8 nvidia-smi -L
-  muster run -n16 --label hostname`,
-		Args: atLeastOne("a command"),
+  muster run -n16 --label hostname
+  muster run --pty --gpus-per-node 1 bash
+  muster run -n4 --multi-prog ranks.conf`,
+		Args: func(c *cobra.Command, args []string) error {
+			if multiProg != "" && len(args) == 0 {
+				return nil
+			}
+			return atLeastOne("a command")(c, args)
+		},
 		RunE: func(c *cobra.Command, args []string) error {
+			switch {
+			case multiProg != "" && len(args) > 0:
+				return usagef("--multi-prog says what each rank runs; %s is too much", args[0])
+			case multiProg != "":
+				args = []string{multiProg}
+			case pty && detach:
+				return usagef("--pty shows a terminal here, and --detach leaves: give one of them")
+			}
 			spec, err := r.spec()
 			if err != nil {
 				return err
 			}
 			spec.Kind, spec.Args = apiv1.JobKind_JOB_KIND_RUN, args
-			spec.TaskOptions.Label, spec.TaskOptions.KillOnBadExit = label, killOnBadExit
+			spec.TaskOptions.Label = label
+			if killByDefault(spec); c.Flags().Changed("kill-on-bad-exit") {
+				spec.TaskOptions.KillOnBadExit = killOnBadExit
+			}
+			if multiProg != "" {
+				if err := programs(spec, multiProg); err != nil {
+					return err
+				}
+			}
 			if spec.Name == "" {
 				spec.Name = filepath.Base(args[0])
 			}
@@ -53,13 +77,19 @@ If the job starts again after a failure that was not its own, the output goes on
 			default:
 				return usagef("--stdin is %q; it is all, first or none", stdin)
 			}
-			return a.run(c.Context(), spec, o, detach)
+			if pty {
+				defer a.terminal(spec, &o)()
+			}
+			return a.run(c.Context(), spec, o, detach, time.Duration(wait)*time.Second)
 		},
 	}
 	c.Flags().SetInterspersed(false)
 	r.flags(c.Flags())
 	c.Flags().BoolVarP(&label, "label", "l", false, "put the task's rank in front of each line")
-	c.Flags().BoolVar(&killOnBadExit, "kill-on-bad-exit", false, "end all tasks when one fails")
+	c.Flags().BoolVar(&killOnBadExit, "kill-on-bad-exit", false, "end all tasks when one fails (default: with GPUs on several nodes)")
+	c.Flags().BoolVar(&pty, "pty", false, "give task 0 a terminal, and show it on this one")
+	c.Flags().StringVar(&multiProg, "multi-prog", "", "`file` that says what each rank runs, instead of COMMAND")
+	c.Flags().Uint32VarP(&wait, "wait", "W", 0, "end the job this many `seconds` after its first task has ended (0: never)")
 	c.Flags().StringVar(&stdin, "stdin", "all", "which tasks read this terminal: `all`, first or none")
 	c.Flags().BoolVar(&detach, "detach", false, "print the job id and return; read the output with `muster logs`")
 	return c
@@ -71,7 +101,7 @@ type eof struct{}
 func (eof) Read([]byte) (int, error) { return 0, io.EOF }
 
 // run submits the job, follows its attempts, and returns the command's exit code as an error if it is not 0.
-func (a *app) run(ctx context.Context, spec *apiv1.JobSpec, o launch.Options, detach bool) error {
+func (a *app) run(ctx context.Context, spec *apiv1.JobSpec, o launch.Options, detach bool, wait time.Duration) error {
 	c, err := a.open(ctx)
 	if err != nil {
 		return err
@@ -99,6 +129,7 @@ func (a *app) run(ctx context.Context, spec *apiv1.JobSpec, o launch.Options, de
 		fmt.Fprintf(a.out, "Submitted job %d\n", o.Job)
 		return nil
 	}
+	defer a.impatient(ctx, c, &o, wait)()
 	return a.follow(ctx, c, o)
 }
 

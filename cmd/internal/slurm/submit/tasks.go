@@ -72,7 +72,7 @@ func readTasks(o *option.Set, c Caller, spec *apiv1.JobSpec) error {
 	}
 	if v, ok := o.Get("propagate"); ok {
 		var err error
-		if t.Rlimits, err = limits(v.Text, c.SoftLimit); err != nil {
+		if t.Rlimits, err = SoftLimits(v.Text, c.SoftLimit); err != nil {
 			return err
 		}
 	}
@@ -91,8 +91,8 @@ func binding(name, text string, err error) error {
 	return &Error{Text: fmt.Sprintf("unrecognized --%s argument \"%s\"\nInvalid --%s specification", name, text, name), Code: CodeUsage}
 }
 
-// limits are the soft limits of this process that --propagate names.
-func limits(list string, soft func(string) (uint64, error)) ([]*apiv1.ResourceLimit, error) {
+// SoftLimits are the soft limits of this process that --propagate names; soft tells one, nil asks the kernel.
+func SoftLimits(list string, soft func(string) (uint64, error)) ([]*apiv1.ResourceLimit, error) {
 	names, err := value.LimitNames(list)
 	if err != nil {
 		return nil, invalid("propagate")
