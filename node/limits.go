@@ -11,8 +11,10 @@ const (
 	joinRetryMax = 2 * time.Second
 	// joinTimeout bounds one join.
 	joinTimeout = 5 * time.Second
-	// syncSlack is the silence beyond the hold after which another controller is asked.
-	syncSlack = time.Second
+	// syncSlack is the silence beyond the hold after which another controller is asked. It is doubled, up to syncSlackMost, each time that
+	// all of them were too slow in turn, and halved by each answer: asking again what is only slow makes it slower.
+	syncSlack     = time.Second
+	syncSlackMost = 4 * time.Second
 	// syncSpacing is the least time between two Syncs that local changes cause, so that changes travel together.
 	syncSpacing = 3 * time.Millisecond
 	// syncRetryMin and syncRetryMax bound the back-off once every controller has failed.
@@ -78,6 +80,8 @@ const (
 	// blobCacheCount and blobCacheBytes bound the remembered scripts and environments of a process.
 	blobCacheCount = 64
 	blobCacheBytes = 16 << 20
+	// groupsTimeout bounds the question for a user's groups where they are not in files.
+	groupsTimeout = 10 * time.Second
 	// accountTTL is how long a user's groups are remembered.
 	accountTTL = time.Minute
 	// defaultPrologTimeout bounds each program around a task unless the cluster sets another bound.
