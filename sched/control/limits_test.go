@@ -26,12 +26,13 @@ func TestAllocationsEndAtTheirTimeLimit(t *testing.T) {
 		r.depose()
 		r.lead()
 		r.eventually(2*time.Minute, "it is ended", func() bool {
-			return r.job(limited).Status.State == apiv1.JobState_JOB_STATE_TIMEOUT
+			a := r.log.View().Attempt(limited, 1)
+			return a.Failure == apiv1.FailureClass_FAILURE_CLASS_TIME_LIMIT && a.FinalState == apiv1.JobState_JOB_STATE_TIMEOUT
 		})
 		if took := time.Since(begun); took < 59*time.Second || took > 70*time.Second {
 			t.Errorf("ended after %v", took)
 		}
-		if state := r.job(longer).Status.State; state == apiv1.JobState_JOB_STATE_TIMEOUT {
+		if a := r.log.View().Attempt(longer, 1); a != nil && a.State == apiv1.AttemptState_ATTEMPT_STATE_ENDING {
 			t.Error("one with a longer limit was ended")
 		}
 	})

@@ -2,14 +2,18 @@ package slurmtest
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"strconv"
 	"sync"
 
 	"connectrpc.com/connect/v2"
+	"google.golang.org/protobuf/proto"
 
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
 	"github.com/muster-hpc/muster/proto/muster/node/v1/nodev1connect"
+	"github.com/muster-hpc/muster/rpc"
 )
 
 // Agent is a fake agent that sends a script of pieces to every reader, and keeps what is written to stdin.
@@ -26,12 +30,18 @@ type Agent struct {
 	Release <-chan struct{}
 	// NotYet makes so many first reads fail because the step is not there.
 	NotYet int
+	// Usage is what tasks use; nil lets the question fail.
+	Usage []*nodev1.TaskUsage
+	// PutErrors are the answers to the first pieces of files; nil is a good one.
+	PutErrors []error
 
 	mu    sync.Mutex
 	Input []byte
 	Ended bool
 	Reads []*nodev1.ReadOutputRequest
 	Wrote chan struct{} // closed when stdin has ended; set before the first call
+	Puts  []*nodev1.PutFileRequest
+	Files map[string][]byte // by path
 	Sizes []*nodev1.ResizeTerminalRequest
 }
 
@@ -149,4 +159,54 @@ func End(rank uint32, offset uint64) *nodev1.ReadOutputResponse {
 // Ends makes the exits of ranks first to first+count-1.
 func Ends(first, count, code, signal uint32) []*apiv1.TaskExit {
 	return []*apiv1.TaskExit{{FirstRank: first, Count: count, Code: code, Signal: signal}}
+}
+
+// PutFile keeps what is sent, as an agent's disk would.
+func (a *Agent) PutFile(_ context.Context, r *nodev1.PutFileRequest) (*nodev1.PutFileResponse, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.Puts = append(a.Puts, proto.Clone(r).(*nodev1.PutFileRequest))
+	if a.Files == nil {
+		a.Files = map[string][]byte{}
+	}
+	hidden := r.GetPath() + "." + r.GetTransfer()
+	if len(a.PutErrors) > 0 {
+		err := a.PutErrors[0]
+		if a.PutErrors = a.PutErrors[1:]; err != nil {
+			return nil, err
+		}
+	}
+	have, begun := a.Files[hidden]
+	switch {
+	case r.GetAbort():
+		delete(a.Files, hidden)
+		return &nodev1.PutFileResponse{}, nil
+	case !begun && r.GetOffset() > 0:
+		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "TRANSFER_UNKNOWN", "file", "nothing of this transfer is here")
+	case r.GetOffset() <= uint64(len(have)):
+		have = append(have[:r.GetOffset():r.GetOffset()], r.GetData()...)
+	}
+	a.Files[hidden] = have
+	if r.GetEnd() {
+		if sum := sha256.Sum256(have); hex.EncodeToString(sum[:]) != r.GetSha256() {
+			return nil, rpc.Refuse(connect.CodeDataLoss, "HASH_MISMATCH", "file", "another SHA-256")
+		}
+		a.Files[r.GetPath()] = have
+		delete(a.Files, hidden)
+	}
+	return &nodev1.PutFileResponse{Offset: uint64(len(have))}, nil
+}
+
+// GetUsage answers with Usage, or fails if there is none.
+func (a *Agent) GetUsage(_ context.Context, r *nodev1.GetUsageRequest) (*nodev1.GetUsageResponse, error) {
+	if a.Usage == nil {
+		return nil, connect.NewError(connect.CodeUnavailable, "the agent was killed")
+	}
+	answer := &nodev1.GetUsageResponse{}
+	for _, task := range a.Usage {
+		if r.StepId == nil || task.GetStepId() == r.GetStepId() {
+			answer.Tasks = append(answer.Tasks, task)
+		}
+	}
+	return answer, nil
 }
