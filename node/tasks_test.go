@@ -99,7 +99,7 @@ func TestAVerboseBindingIsSaidBeforeTheTaskSpeaks(t *testing.T) {
 func TestATerminalIsSizedTypedAndHeardAlone(t *testing.T) {
 	f, work := newFake(t), t.TempDir()
 	l := f.begin(filepath.Join(t.TempDir(), "agent"), nil)
-	f.parallel(34, work, &apiv1.StepSpec{Args: []string{"sh", "-c", "test -t 0 || exit 3; stty size; trap 'stty size' WINCH; echo ready; read line; echo got $line"},
+	f.parallel(34, work, &apiv1.StepSpec{Args: []string{"sh", "-c", "test -t 0 || exit 3; stty size; trap 'stty size' WINCH; echo ready; until read line; do :; done; echo got $line"},
 		TaskOptions: &apiv1.TaskOptions{Pty: true, PtyRows: 10, PtyColumns: 20}}, []uint32{0, 1}, nil)
 	f.eventually("prepared", func() bool { return f.state(34, 0) == prepared })
 	f.want(34, running)
