@@ -14,6 +14,8 @@
 //   - Nothing starts without a valid lease; the lease runs on CLOCK_BOOTTIME from the sending of the Sync that won it.
 //   - The end of a step is in the journal before it is reported, and is reported until it is acknowledged.
 //   - An attempt is reported as reaped only when no process of it is left.
+//   - Nothing waits for ever: a supervisor that does not answer is continued and then killed (pulse.go), and processes that nothing ends
+//     keep only their devices, once the controllers know (confine.go).
 //   - Two agents never share a directory.
 //
 // It is called by cmd/muster-agent and read by node/serve. It never decides where work runs, and never imports the

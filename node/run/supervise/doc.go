@@ -26,6 +26,12 @@
 // Control groups, the private /tmp and /dev/shm: the preparing thread makes the step's groups with their limits (confine) and
 // the job's mount namespace (separate); standard input and output are opened before, in the node's own view, because they
 // outlive the job; programs and the working directory are looked up in the job's. Tasks of a step with groups,
-// a namespace, limits of resources or a nice value are executed by a stage (package stage), others directly.
+// a namespace or lines before their own output are executed by a stage (package stage), which costs another start of this program; others
+// directly, and limits of resources and nice values are set while they are stopped before their first instruction (taskpid).
+//
+// Programs around tasks (around): each task has at most one at a time; while one runs before it the task counts as running, and after it
+// the step is not over. A terminal (terminal) is the task's own session's; input is typed, what it shows goes to the file of its standard
+// output, completely before the end is told. Signals before the limit (warn) are due on the same clock as the limit.
+//
 // KILL goes to the tree and to the group. At the end the step's groups are removed; the job's are the agent's.
 package supervise
