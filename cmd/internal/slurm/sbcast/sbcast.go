@@ -75,6 +75,7 @@ type cast struct {
 	timeout   time.Duration
 	job, step uint32
 	hasStep   bool
+	force     bool
 }
 
 // Run is the command. It returns 0 if every node has the file, 255 for words that cannot be parsed, and otherwise 1.
@@ -190,6 +191,7 @@ func (c *cast) read(source, dest string) error {
 		}
 		c.piece = int(min(n, maxPiece))
 	}
+	c.force = c.options.Has("force")
 	c.source = submit.Absolute(c.s.Dir, source)
 	if strings.HasSuffix(dest, "/") {
 		dest += filepath.Base(c.source)

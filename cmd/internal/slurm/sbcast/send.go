@@ -71,7 +71,7 @@ type transfer struct {
 }
 
 func (t *transfer) request() *nodev1.PutFileRequest {
-	return &nodev1.PutFileRequest{JobId: t.job, Attempt: t.attempt, Path: t.dest, Transfer: t.name, Force: t.options.Has("force")}
+	return &nodev1.PutFileRequest{JobId: t.job, Attempt: t.attempt, Path: t.dest, Transfer: t.name, Force: t.force}
 }
 
 // run sends all pieces and then the end, going on after broken calls as long as there is progress.
