@@ -42,6 +42,13 @@ func (a *Agent) feelPulse(ctx context.Context, s *step, handle *run.Handle) {
 		return
 	}
 	continued, err := signalSupervisor(s.dir, unix.SIGCONT)
+	a.mu.Lock()
+	preparing := s.phase == PhasePreparing
+	a.mu.Unlock()
+	if preparing { // it answers when it is ready; the time for that is bounded elsewhere (giveUp)
+		a.heardNow(s)
+		return
+	}
 	a.log.Warn("a supervisor does not answer; it is continued, in case that somebody stopped it", "step", label(s.key, s.id),
 		"processes", continued, "silent_for", a.silence(s).Round(time.Millisecond), "err", err)
 	if a.ping(ctx, s, handle, a.pulse.patience) || ctx.Err() != nil {
