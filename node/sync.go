@@ -205,6 +205,8 @@ type talk struct {
 	pending bool
 	fails   int
 	warmed  time.Duration
+	// slack is syncSlack, and more while all controllers are slow.
+	slack time.Duration
 }
 
 // syncLoop speaks with the controllers until ctx ends or the node is not admitted again.
@@ -212,7 +214,7 @@ type talk struct {
 // Room for later: when every controller has failed, peers are asked to relay; that is one more address to turn to.
 func (a *Agent) syncLoop(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
-	t := &talk{a: a, answers: make(chan answer, maxOutstanding+1), warmed: a.boot()}
+	t := &talk{a: a, answers: make(chan answer, maxOutstanding+1), warmed: a.boot(), slack: syncSlack}
 	defer func() {
 		cancel()
 		for len(t.out) > 0 { // each exchange answers once, and soon, because its context has ended
@@ -281,7 +283,7 @@ func (t *talk) send(ctx context.Context, warm bool) {
 	if !warm {
 		t.newest = x
 	}
-	callCtx, cancel := context.WithTimeout(ctx, x.hold+syncSlack)
+	callCtx, cancel := context.WithTimeout(ctx, x.hold+t.slack)
 	x.cancel = cancel
 	a.wg.Go(func() {
 		res, err := a.cfg.Controllers.Sync(callCtx, x.address, req)
@@ -333,7 +335,7 @@ func (t *talk) handle(ctx context.Context, ans answer) error {
 	if !newest {
 		return nil
 	}
-	t.fails = 0
+	t.fails, t.slack = 0, max(t.slack/2, syncSlack)
 	if idle && x.hold > idleSpacing && a.boot()-x.sentAt < idleSpacing/2 && !sleep(ctx, idleSpacing) {
 		return ctx.Err()
 	}
@@ -362,6 +364,9 @@ func (t *talk) failed(ctx context.Context, x *exchange, err error) error {
 	}
 	level("a controller did not answer a Sync; the next one is asked", "controller", x.address, "next", next,
 		"after", a.boot()-x.sentAt, "err", err)
+	if t.fails%round == 0 {
+		t.slack = min(2*t.slack, syncSlackMost)
+	}
 	if t.fails >= round {
 		shift := min(t.fails/round-1, 10)
 		if !sleep(ctx, jitter(min(syncRetryMin<<shift, syncRetryMax))) {
@@ -391,6 +396,9 @@ func (a *Agent) take(x *exchange, res *nodev1.SyncResponse) (idle bool) {
 	}
 	if t := res.GetControllerTime(); t != nil {
 		a.ailments.told(t.AsTime(), time.Now())
+	}
+	if t := res.GetResumeTime(); t != nil && a.ailments.resume(t.AsTime()) {
+		a.poke(a.resumed)
 	}
 	c.setMembers(res.GetMembers())
 	revision := res.GetRevision()

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"sync"
+	"time"
 
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
 	peerv1 "github.com/muster-hpc/muster/proto/muster/peer/v1"
@@ -19,10 +20,18 @@ type livenessBatcher struct {
 	byNode   map[uint32]*queuedBeat
 	urgent   bool // the queue holds readiness, or an agent without a lease
 	inFlight int
+	next     time.Time // before this no batch is taken
 }
 
 // urgentInFlight bounds the messages on their way to the leader while one of them is urgent.
 const urgentInFlight = 4
+
+// Between two batches there is beatSpacing for each agent that syncs here, at most beatSpacingMost: each batch costs the controllers a log
+// entry, and what many agents say within moments is to share it. With few agents nothing waits.
+const (
+	beatSpacing     = 20 * time.Microsecond
+	beatSpacingMost = 10 * time.Millisecond
+)
 
 type queuedBeat struct {
 	beat    *peerv1.Beat
@@ -81,7 +90,7 @@ func unstarted(state nodev1.WorkState) bool {
 // run sends batches until nothing waits.
 func (b *livenessBatcher) run() {
 	for {
-		b.mu.Lock()
+		b.turn()
 		batch := b.queue[:min(len(b.queue), beatBatch)]
 		b.queue = b.queue[len(batch):]
 		if len(b.queue) == 0 {
@@ -95,8 +104,27 @@ func (b *livenessBatcher) run() {
 			b.mu.Unlock()
 			return
 		}
+		b.next = time.Now().Add(min(time.Duration(b.server.sessions.count())*beatSpacing, beatSpacingMost))
 		b.mu.Unlock()
 		b.server.reportLiveness(batch)
+	}
+}
+
+// turn returns with mu held when the next batch may be taken, or when there is none.
+func (b *livenessBatcher) turn() {
+	for {
+		b.mu.Lock()
+		wait := time.Until(b.next)
+		if wait <= 0 || len(b.queue) == 0 || b.server.lifetime.Err() != nil {
+			return
+		}
+		b.mu.Unlock()
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-b.server.lifetime.Done():
+		}
+		timer.Stop()
 	}
 }
 

@@ -45,6 +45,13 @@ func (t *sessions) of(request *nodev1.SyncRequest) *session {
 	return s
 }
 
+// count is how many agents have synced here.
+func (t *sessions) count() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.byNo)
+}
+
 // begin starts a Sync and ends the hold of the one before. It returns false for one that is not newer.
 func (s *session) begin(sequence uint64) (superseded <-chan struct{}, newer bool) {
 	s.mu.Lock()

@@ -135,6 +135,7 @@ type attachment struct {
 	nodes map[string]*nodeReader // by agent address
 	ended *time.Ticker           // runs from the moment the controllers know the end
 	looks <-chan time.Time       // of ended
+	heard uint64                 // messages of all agents, at the last look
 	cut   bool                   // output may be missing
 	// toldStart and toldEnd: the trace has the times of the step's record.
 	toldStart, toldEnd bool
@@ -374,8 +375,18 @@ func (a *attachment) finished() bool {
 }
 
 // settle ends the wait for agents that stay silent after the controllers knew the step's end; the step's record has
-// what is known of their tasks.
+// what is known of their tasks. While any agent says something nobody counts as silent: of a thousand, one waits for its turn.
 func (a *attachment) settle() {
+	heard := uint64(0)
+	for _, reader := range a.nodes {
+		reader.contact.mu.Lock()
+		heard += reader.contact.pieces
+		reader.contact.mu.Unlock()
+	}
+	if heard != a.heard {
+		a.heard = heard
+		return
+	}
 	for _, reader := range a.nodes {
 		if reader.done || !reader.isSilent() {
 			continue
