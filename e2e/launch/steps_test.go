@@ -118,13 +118,14 @@ srun -l --multi-prog programs`)
 }
 
 func hostFile(t *testing.T, c *cluster.Cluster) {
-	text := batch(t, c, "-N2 -n4 -w n1,n2", `
+	text := batch(t, c, "-N2 -n4 -w n1,n2 -m cyclic", `
 printf 'n2\nn1\nn2\n' >hosts
 SLURM_HOSTFILE=hosts srun -l sh -c 'echo $SLURMD_NODENAME $SLURM_LOCALID'
+srun -l sh -c 'echo cyclic $SLURMD_NODENAME'
 srun -m plane=2 -N2 -n4 -l sh -c 'echo plane $SLURMD_NODENAME'
 srun -r1 -n1 sh -c 'echo relative $SLURMD_NODENAME $SLURM_NNODES'`)
 	for _, want := range []string{
-		"0: n2 0\n", "1: n1 0\n", "2: n2 1\n", "0: plane n1\n", "1: plane n1\n", "2: plane n2\n", "3: plane n2\n", "relative n2 1\n",
+		"0: n2 0\n", "1: n1 0\n", "2: n2 1\n", "0: plane n1\n", "1: plane n1\n", "2: plane n2\n", "3: plane n2\n", "0: cyclic n1\n", "1: cyclic n2\n", "relative n2 1\n",
 	} {
 		if strings.Count(text, want) != 1 {
 			t.Errorf("%q lacks %q", text, want)

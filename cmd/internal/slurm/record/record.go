@@ -291,10 +291,18 @@ func gpu(kind string, n uint32) string {
 	return "gres/gpu:" + kind + strconv.FormatUint(uint64(n), 10)
 }
 
-// TresPerNode is the GPUs it asks for on each node; empty if none.
+// TresPerNode is the devices it asks for on each node; empty if none.
 func (r *Row) TresPerNode() string {
 	ask := r.Job.GetSpec().GetResources()
-	return gpu(ask.GetGpuType(), ask.GetGpusPerNode())
+	text := gpu(ask.GetGpuType(), ask.GetGpusPerNode())
+	for _, g := range ask.GetGres() {
+		kind := g.GetType()
+		if kind != "" {
+			kind += ":"
+		}
+		text += ",gres/" + g.GetName() + ":" + kind + strconv.FormatUint(uint64(g.GetCount()), 10)
+	}
+	return strings.TrimPrefix(text, ",")
 }
 
 // TresPerJob is the GPUs it asks for in all.

@@ -458,6 +458,9 @@ func TestOptionsOfStepsAreKeptAndPassedToThem(t *testing.T) {
 		strings.Join(r.GetNodeList(), " ") != "gpu-002 gpu-001" || r.GetNodesMin() != 2 {
 		t.Errorf("asked %v", r)
 	}
+	if got := (&record.Row{Job: c.JobList[len(c.JobList)-1]}).TresPerNode(); got != "gres/ib:1" {
+		t.Errorf("TresPerNode=%s", got)
+	}
 	if o := spec.GetTaskOptions(); o.GetGpuBind() != "verbose,closest" || o.GetDistribution() != "cyclic:block" {
 		t.Errorf("task options %v", o)
 	}

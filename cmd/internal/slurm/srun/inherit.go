@@ -68,6 +68,9 @@ func (r *run) inherit(line, env *option.Set) error {
 		for _, name := range []string{"nodes", "ntasks", "ntasks-per-node"} {
 			env.Drop(name) // the list says all of it
 		}
+		if !listed {
+			env.Drop("distribution") // that of the job
+		}
 		return nil
 	}
 	placed := line.Has("nodes") || named || line.Has("relative") || line.Has("exclude")

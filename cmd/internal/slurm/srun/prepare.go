@@ -111,6 +111,13 @@ func (r *run) part(line *option.Set, words []string) (*option.Set, *apiv1.JobSpe
 	if err != nil {
 		return nil, nil, err
 	}
+	for _, o := range []*option.Set{line, env} {
+		if size := r.s.Get("SLURM_DIST_PLANESIZE"); size != "" && strings.EqualFold(o.Text("distribution"), "plane") {
+			if err := o.Add(r.table, "distribution", "plane="+size); err != nil {
+				return nil, nil, err
+			}
+		}
+	}
 	if r.job != 0 {
 		if err := r.within(line, env); err != nil {
 			return nil, nil, err

@@ -232,6 +232,20 @@ func TestOptionsReachTheStep(t *testing.T) {
 	}
 }
 
+func TestStepsInheritTheDistributionOfTheirJob(t *testing.T) {
+	for variables, want := range map[string]string{
+		"SLURM_DISTRIBUTION=cyclic": "cyclic", "SLURM_DISTRIBUTION=plane SLURM_DIST_PLANESIZE=4": "plane=4",
+		"SLURM_DISTRIBUTION=cyclic SLURM_STEP_ID=3": "", // that of the step in which srun is called
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := quick(t)
+			if got := try(t, c, append(strings.Fields(variables), inside...), "x"); got.Code != 0 || c.Created[0].GetSpec().GetTaskOptions().GetDistribution() != want {
+				t.Errorf("%s: %+v, created %v", variables, got, c.Created)
+			}
+		})
+	}
+}
+
 func TestAHostfileSaysWhereEachTaskIs(t *testing.T) {
 	hosts := filepath.Join(t.TempDir(), "hosts")
 	if err := os.WriteFile(hosts, []byte("n2\nn1 # comment\n\nn[1-2]\n"), 0o600); err != nil {
