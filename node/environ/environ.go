@@ -210,6 +210,9 @@ func (r Request) batchStep(v *vars) {
 		v.setNumber("SLURM_NTASKS", uint64(r.Order.GetNumTasks()))
 		v.setNumber("SLURM_NPROCS", uint64(r.Order.GetNumTasks()))
 	}
+	if text := r.Order.GetJob().GetSpec().GetTaskOptions().GetDistribution(); text != "" { // for its steps
+		v.set("SLURM_DISTRIBUTION", distributionWord(v, text))
+	}
 	asked(v, res)
 }
 

@@ -109,15 +109,19 @@ func (p *Portion) bindsGPUs() bool {
 	return bind != "" && bind != "none" || bind == "" && p.GPUsPerTask() > 0
 }
 
+// distributionWord is how SLURM_DISTRIBUTION says a distribution; the size of a plane has a variable of its own.
+func distributionWord(v *vars, distribution string) string {
+	first, _, _ := strings.Cut(distribution, ":")
+	if plane, ok := strings.CutPrefix(first, "plane="); ok {
+		v.setIf("SLURM_DIST_PLANESIZE", plane)
+		return "plane"
+	}
+	return distribution
+}
+
 // variables sets what depends on what the part asked for.
 func (p *Portion) variables(v *vars) {
-	distribution, _, _ := strings.Cut(p.Options.GetDistribution(), ":")
-	if plane, ok := strings.CutPrefix(distribution, "plane="); ok {
-		distribution = "plane"
-		v.setIf("SLURM_DIST_PLANESIZE", plane)
-	} else {
-		distribution = p.Options.GetDistribution()
-	}
+	distribution := distributionWord(v, p.Options.GetDistribution())
 	if distribution == "" || distribution == "*" {
 		distribution = "block"
 		if p.tasks <= p.nodes {
