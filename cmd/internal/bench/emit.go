@@ -12,7 +12,7 @@ import (
 const lineLength = 1024
 
 // filler is what their lines end with.
-var filler = bytes.Repeat([]byte("0123456789abcdefghijklmnopqrstuvwxyz"), lineLength/36+1)
+var filler = bytes.Repeat([]byte("0123456789abcdefghijklmnopqrstuvwxyz"), lineLength/36+2) // from any of its 36 beginnings
 
 // line appends the n-th line of a rank: no two are the same, and every byte of it can be told.
 func line(to []byte, rank, n int) []byte {

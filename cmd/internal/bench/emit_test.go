@@ -21,7 +21,8 @@ func labelled(ranks, lines int) string {
 
 func TestWhatRanksWriteIsRecognised(t *testing.T) {
 	var out bytes.Buffer
-	if err := Emit(&out, 3, 5*lineLength+7); err != nil || out.Len() != 5*lineLength || !bytes.HasSuffix(out.Bytes(), line(nil, 3, 4)) {
+	const lines = 100
+	if err := Emit(&out, 3, lines*lineLength+7); err != nil || out.Len() != lines*lineLength || !bytes.HasSuffix(out.Bytes(), line(nil, 3, lines-1)) {
 		t.Fatalf("wrote %d bytes, %v", out.Len(), err)
 	}
 	c := &checker{next: make([]int, 11)}
