@@ -58,6 +58,25 @@ echo nonsense; echo export =x; echo complaint >&2; read line && echo print input
 	}
 }
 
+func TestEndOfOneTaskIsNotThatOfAnotherWhosePrologStillRuns(t *testing.T) {
+	hold := filepath.Join(t.TempDir(), "hold")
+	plan := shell("exit 3", "exit 0")
+	plan.Tasks[0].Epilogs = []string{"/bin/true"}
+	plan.Tasks[1].Prologs = []string{script(t, "while [ ! -e "+hold+" ]; do sleep 0.01; done")}
+	s := launch(t, normal, plan)
+	s.start()
+	state := s.await("the first end", func(x *supervisorv1.StepState) bool { return x.GetTasks()[0].GetEnded() })
+	if state.GetTasks()[1].GetEnded() {
+		t.Errorf("state %v", state)
+	}
+	if err := os.WriteFile(hold, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	state = s.ended()
+	wantExit(t, state, 0, "3:0")
+	wantExit(t, state, 1, "0:0")
+}
+
 func TestTaskWithoutItsPrologIsNotExecuted(t *testing.T) {
 	for name, c := range map[string]struct{ program, exit, sentence string }{
 		"fails":   {script(t, "exit 7"), "7:0", "it ended with exit code 7"},

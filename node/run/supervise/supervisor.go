@@ -371,16 +371,14 @@ func (s *supervisor) reap() {
 		if pid == 0 {
 			break
 		}
-		for i, t := range s.tasks {
-			if t.pid == pid && !t.reaped {
-				t.reaped = true
-				s.ended(i, exitOf(status), used)
-				pid = 0
-			}
-		}
-		if pid != 0 {
+		// A task that waits for its prolog has no process yet, and is none of them.
+		i := slices.IndexFunc(s.tasks, func(t *task) bool { return t.pid == pid && !t.reaped })
+		if i < 0 {
 			s.asideEnded(pid, status)
+			continue
 		}
+		s.tasks[i].reaped = true
+		s.ended(i, exitOf(status), used)
 	}
 	s.judge()
 }
