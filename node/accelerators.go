@@ -39,6 +39,8 @@ type Accelerators interface {
 	Health() []gpu.Finding
 	// Changed is closed at the next change of what is wrong.
 	Changed() <-chan struct{}
+	// Forget drops what is remembered of one: its errors, and if the driver no longer lists it the accelerator itself.
+	Forget(uuid string)
 	// Processes asks who uses them.
 	Processes(ctx context.Context) ([]*nodev1.GpuProcess, error)
 }
@@ -64,6 +66,8 @@ type watcher struct {
 	left    []gpu.Finding
 	askAt   time.Time
 	changed time.Time // since when the inventory is another than the specification
+	// resumed is the last time that an operator put the node back to work, as far as it was taken in.
+	resumed time.Time
 }
 
 // gpuLoop keeps the conditions of accelerators. It returns true if the node has others than it said, for good.
@@ -72,6 +76,7 @@ func (a *Agent) gpuLoop(ctx context.Context) bool {
 	for {
 		changed := a.cfg.Accelerators.Changed()
 		now := time.Now()
+		w.forget()
 		if w.inventory(now) {
 			return true
 		}
@@ -92,11 +97,30 @@ func (a *Agent) gpuLoop(ctx context.Context) bool {
 			timer.Stop()
 			return false
 		case <-changed:
+		case <-a.resumed:
 		case <-a.used: // a job has left: who is still there?
 			w.askAt = time.Now().Add(processesSettle)
 		case <-timer.C:
 		}
 		timer.Stop()
+	}
+}
+
+// forget drops the errors that are older than the last time that an operator put the node back to work: they were looked after. What is still
+// the case is found again.
+func (w *watcher) forget() {
+	resumed := w.a.ailments.lastResume()
+	if !resumed.After(w.resumed) {
+		return
+	}
+	w.resumed = resumed
+	done := map[string]bool{}
+	for _, f := range w.a.cfg.Accelerators.Health() {
+		if f.UUID != "" && f.Since.Before(resumed) && f.Code != gpu.CodeProcessLeft && !done[f.UUID] {
+			done[f.UUID] = true
+			w.a.log.Info("an operator put the node back to work: errors of a GPU are forgotten", "gpu", f.UUID, "code", f.Code)
+			w.a.cfg.Accelerators.Forget(f.UUID)
+		}
 	}
 }
 

@@ -107,8 +107,8 @@ type Agent struct {
 	ailments ailments
 
 	// work wakes the loop that reconciles; news wakes the loop that speaks with controllers; look that which looks at the agent's
-	// surroundings; used says that a job has left, to that which watches accelerators.
-	work, news, look, used chan struct{}
+	// surroundings; used says that a job has left, and resumed that an operator put the node back to work, to that which watches accelerators.
+	work, news, look, used, resumed chan struct{}
 	// wg counts what Run started and waits for.
 	wg sync.WaitGroup
 
@@ -166,7 +166,7 @@ var ErrDirInUse = errors.New("another agent uses the directory")
 func Open(cfg Config) (*Agent, error) {
 	a := &Agent{
 		cfg: cfg, log: cfg.Log.With("node", cfg.Spec.GetName()), boot: cfg.Boot,
-		work: make(chan struct{}, 1), news: make(chan struct{}, 1), look: make(chan struct{}, 1), used: make(chan struct{}, 1), changed: make(chan struct{}),
+		work: make(chan struct{}, 1), news: make(chan struct{}, 1), look: make(chan struct{}, 1), used: make(chan struct{}, 1), resumed: make(chan struct{}, 1), changed: make(chan struct{}),
 		attempts: make(map[attemptKey]*attempt), accounts: newAccounts(), sweepAt: keepCount + keepCount/10,
 		forceAfter: forceAfter, stuckAfter: stuckAfter, pulse: pulse{pulseEvery, commandTimeout, pulsePatience},
 	}
@@ -224,6 +224,8 @@ func (a *Agent) open() error {
 		a.log.Warn("the end of the journal was damaged and cut off; the ends of steps are taken from their directories",
 			"offset", damage.Offset, "bytes", damage.Bytes, "why", damage.Why)
 	}
+	_, err = os.Stat(filepath.Join(a.cfg.Dir, drainedFile))
+	a.ailments.drained = err == nil
 	a.health = health.New(health.Config{
 		Dir: filepath.Join(a.cfg.Dir, "health"), Node: a.cfg.Spec.GetName(), BootID: boot, Commands: a.cfg.Commands, GPU: a.gpuNumber, Log: a.log,
 		Changed: func() { a.poke(a.news) },

@@ -49,6 +49,39 @@ type ailments struct {
 	// offset is by how much the controllers' clock is ahead, strikes how often in a row it was too much.
 	offset  time.Duration
 	strikes int
+	// drained: an operator keeps new work off the node. resumed is when that ended last.
+	drained bool
+	resumed time.Time
+}
+
+// drainedFile is there while an operator keeps new work off the node: who services a machine starts its agent again, too.
+const drainedFile = "drained"
+
+// drained takes in whether an operator keeps new work off the node, and reports whether that has just ended.
+func (a *Agent) drained(now bool) bool {
+	l := &a.ailments
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if now == l.drained {
+		return false
+	}
+	l.drained = now
+	path := filepath.Join(a.cfg.Dir, drainedFile)
+	if now {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			a.log.Warn("after a restart of the agent, errors of GPUs will be remembered though the node is resumed", "err", err)
+		}
+		return false
+	}
+	_ = os.Remove(path) // left behind, it makes errors be forgotten once too often at the most
+	l.resumed = time.Now()
+	return true
+}
+
+func (l *ailments) lastResume() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.resumed
 }
 
 // say replaces what an owner found, and reports whether that is something else. Since stays.

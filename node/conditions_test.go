@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -70,6 +71,12 @@ func (f *fakeGPUs) Changed() <-chan struct{} {
 	return f.changed
 }
 
+func (f *fakeGPUs) Forget(uuid string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.findings = slices.DeleteFunc(f.findings, func(x gpu.Finding) bool { return x.UUID == uuid && x.Code == "GPU_XID_79" })
+}
+
 func (f *fakeGPUs) Processes(context.Context) ([]*nodev1.GpuProcess, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -82,7 +89,7 @@ func withGPUs(t *testing.T, f *fakeGPUs, gpus []*apiv1.Gpu, test func(a *Agent, 
 	synctest.Test(t, func(t *testing.T) {
 		f.changed = make(chan struct{})
 		a := &Agent{
-			log: slog.New(slog.DiscardHandler), news: make(chan struct{}, 1), used: make(chan struct{}, 1), attempts: map[attemptKey]*attempt{},
+			log: slog.New(slog.DiscardHandler), news: make(chan struct{}, 1), used: make(chan struct{}, 1), resumed: make(chan struct{}, 1), attempts: map[attemptKey]*attempt{},
 			cfg:    Config{Dir: dir, Spec: &apiv1.NodeSpec{Name: "n1", Cpus: 4, Gpus: gpus}, Accelerators: f},
 			health: health.New(health.Config{Dir: filepath.Join(dir, "health"), Node: "n1", Log: slog.New(slog.DiscardHandler), Changed: func() {}}),
 		}
@@ -165,6 +172,34 @@ func TestAProcessOfNoJobOnAGPUIsAConditionUntilItIsGone(t *testing.T) {
 		synctest.Wait()
 		if list, _ := a.conditions(); len(list) != 0 {
 			t.Errorf("it is gone, and the condition stays: %v", list)
+		}
+	})
+}
+
+func TestErrorsOfAGPUAreForgottenWhenAnOperatorPutsTheNodeBackToWork(t *testing.T) {
+	f := &fakeGPUs{inventory: twoGPUs(), readings: &nodev1.GpuHealth{}}
+	withGPUs(t, f, SpecGPUs(twoGPUs(), 4), func(a *Agent, _ <-chan bool) {
+		f.set(func(f *fakeGPUs) {
+			f.findings = []gpu.Finding{{Verdict: gpu.Failed, Severity: gpu.SeverityFailed, Code: "GPU_XID_79", UUID: "GPU-a", Devices: []uint32{0}, Since: time.Now()}}
+		})
+		synctest.Wait()
+		if list, _ := a.conditions(); len(list) != 1 {
+			t.Fatalf("%v", list)
+		}
+		if a.drained(false) {
+			t.Error("a node that was not drained is resumed")
+		}
+		if a.drained(true) || !a.ailments.drained {
+			t.Error("a drain is no resume")
+		}
+		time.Sleep(time.Second)
+		if !a.drained(false) {
+			t.Error("the end of a drain is one")
+		}
+		a.poke(a.resumed)
+		synctest.Wait()
+		if list, _ := a.conditions(); len(list) != 0 {
+			t.Errorf("the error is still remembered: %v", list)
 		}
 	})
 }

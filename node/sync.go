@@ -397,15 +397,16 @@ func (a *Agent) take(x *exchange, res *nodev1.SyncResponse) (idle bool) {
 	if t := res.GetControllerTime(); t != nil {
 		a.ailments.told(t.AsTime(), time.Now())
 	}
-	if t := res.GetResumeTime(); t != nil && a.ailments.resume(t.AsTime()) {
-		a.poke(a.resumed)
-	}
 	c.setMembers(res.GetMembers())
 	revision := res.GetRevision()
 	if revision == nil || compareRevisions(revision, c.seen) < 0 {
 		return idle
 	}
 	c.seen = revision
+	// An answer to a Sync that was overtaken has neither.
+	if res.GetControllerTime() != nil && a.drained(res.GetDrainedByOperator()) {
+		a.poke(a.resumed)
+	}
 	if !res.GetUnchanged() {
 		c.desired, c.holds = res.GetDesired(), revision
 		idle = false

@@ -16,7 +16,9 @@ func lost(gpu uint) *apiv1.Condition {
 }
 
 // conditionsOf has the conditions that the cluster knows.
-func (a *syncer) conditionsOf(c *cluster) []*apiv1.Condition { return c.members[0].View().Node(a.node).GetConditions() }
+func (a *syncer) conditionsOf(c *cluster) []*apiv1.Condition {
+	return c.members[0].View().Node(a.node).GetConditions()
+}
 
 func (a *syncer) say(known bool, conditions ...*apiv1.Condition) *nodev1.SyncResponse {
 	request := a.request(0)

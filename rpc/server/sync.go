@@ -250,6 +250,8 @@ func (h *hold) answer(view *fsm.View) *nodev1.SyncResponse {
 	} else {
 		response.Unchanged = true
 	}
+	node := view.Node(h.request.Node)
+	response.DrainedByOperator = node.GetDrain() && !node.GetDrainedByHealth()
 	if sequence := h.session.deliver(time.Now()); sequence > 0 {
 		response.Grant = &nodev1.Grant{Sequence: sequence, LeaseMs: settings.GetLeaseMs(), FenceWindowMs: settings.GetFenceWindowMs()}
 	}

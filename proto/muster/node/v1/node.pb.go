@@ -1063,8 +1063,11 @@ type SyncResponse struct {
 	Settings *v1.Settings `protobuf:"bytes,8,opt,name=settings,proto3" json:"settings,omitempty"`
 	// The controller's clock when it answered, so that a node finds out that its own is wrong.
 	ControllerTime *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=controller_time,json=controllerTime,proto3" json:"controller_time,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// An operator keeps new work off the node. When that ends the agent forgets the errors of accelerators that it remembers from before:
+	// somebody has looked after them.
+	DrainedByOperator bool `protobuf:"varint,10,opt,name=drained_by_operator,json=drainedByOperator,proto3" json:"drained_by_operator,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *SyncResponse) Reset() {
@@ -1158,6 +1161,13 @@ func (x *SyncResponse) GetControllerTime() *timestamppb.Timestamp {
 		return x.ControllerTime
 	}
 	return nil
+}
+
+func (x *SyncResponse) GetDrainedByOperator() bool {
+	if x != nil {
+		return x.DrainedByOperator
+	}
+	return false
 }
 
 // ReadOutputRequest reads what tasks of a step wrote on this node.
@@ -2659,7 +2669,7 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"\x0erestart_reason\x18\x11 \x01(\tR\rrestartReason\x12\x1b\n" +
 	"\tnum_tasks\x18\x12 \x01(\rR\bnumTasks\x12:\n" +
 	"\x19no_rendezvous_environment\x18\x13 \x01(\bR\x17noRendezvousEnvironment\x12,\n" +
-	"\x04gres\x18\x14 \x03(\v2\x18.muster.api.v1.GresShareR\x04gres\"\xaf\x03\n" +
+	"\x04gres\x18\x14 \x03(\v2\x18.muster.api.v1.GresShareR\x04gres\"\xdf\x03\n" +
 	"\fSyncResponse\x123\n" +
 	"\brevision\x18\x01 \x01(\v2\x17.muster.api.v1.RevisionR\brevision\x12\x1c\n" +
 	"\tunchanged\x18\x02 \x01(\bR\tunchanged\x128\n" +
@@ -2669,7 +2679,9 @@ const file_muster_node_v1_node_proto_rawDesc = "" +
 	"\x06rejoin\x18\x06 \x01(\bR\x06rejoin\x12/\n" +
 	"\amembers\x18\a \x03(\v2\x15.muster.api.v1.MemberR\amembers\x123\n" +
 	"\bsettings\x18\b \x01(\v2\x17.muster.api.v1.SettingsR\bsettings\x12C\n" +
-	"\x0fcontroller_time\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x0econtrollerTime\"\x92\x02\n" +
+	"\x0fcontroller_time\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x0econtrollerTime\x12.\n" +
+	"\x13drained_by_operator\x18\n" +
+	" \x01(\bR\x11drainedByOperator\"\x92\x02\n" +
 	"\x11ReadOutputRequest\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\rR\x05jobId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x17\n" +
