@@ -167,6 +167,7 @@ type fleet struct {
 // virtual is one virtual agent: it has no work, and holds what a Sync carries.
 type virtual struct {
 	fleet    *fleet
+	name     string
 	calls    *client.Client
 	instance *apiv1.Instance
 	at       int // of fleet.controllers
@@ -196,7 +197,8 @@ func (f *fleet) add(ctx context.Context, ca *pki.CA, name string) error {
 	_, _ = h.Write([]byte(name)) // never fails
 	v := &virtual{fleet: f, calls: calls, at: int(h.Sum32() % uint32(len(f.controllers))), sent: map[uint64]time.Time{},
 		instance: &apiv1.Instance{BootId: "virtual", Nonce: name}}
-	if err := v.join(ctx, name); err != nil {
+	v.name = name
+	if err := v.join(ctx); err != nil {
 		return fmt.Errorf("the join of %s: %w", name, err)
 	}
 	f.group.Go(func() { v.run(ctx) })
@@ -213,8 +215,8 @@ func (v *virtual) address() string { return v.fleet.controllers[v.at] }
 func (v *virtual) turn()           { v.at = (v.at + 1) % len(v.fleet.controllers) }
 
 // join introduces the agent; on a busy machine that may take several tries.
-func (v *virtual) join(ctx context.Context, name string) error {
-	spec := &apiv1.NodeSpec{Name: name, Cpus: 64, MemoryMb: 512 << 10, Declared: true, Sockets: 1, CoresPerSocket: 64, ThreadsPerCore: 1,
+func (v *virtual) join(ctx context.Context) error {
+	spec := &apiv1.NodeSpec{Name: v.name, Cpus: 64, MemoryMb: 512 << 10, Declared: true, Sockets: 1, CoresPerSocket: 64, ThreadsPerCore: 1,
 		AgentAddress: "127.0.0.1:1", TaskAddress: "127.0.0.1", AgentVersion: "virtual"}
 	for try := 1; ; try++ {
 		callCtx, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -269,7 +271,8 @@ func (v *virtual) sync(ctx context.Context) error {
 		return err
 	}
 	if answer.Rejoin {
-		return fmt.Errorf("virtual agent %d must join again", v.number)
+		v.holds = nil
+		return v.join(ctx) // it was taken for lost
 	}
 	v.seen = answer.Revision
 	if !answer.Unchanged {

@@ -50,13 +50,18 @@ func output(ctx context.Context, r *run) error {
 		}
 		agentCPU, _ := spent(before, after, isAgent)
 		rates = append(rates, float64(r.Ranks)*float64(bytes)/1e6/took.Seconds())
-		agents, supervisors = append(agents, peak(after, isAgent)), append(supervisors, most)
+		agents = append(agents, peak(after, isAgent))
+		if most > 0 { // otherwise none was seen, and nothing is said of them
+			supervisors = append(supervisors, most)
+		}
 		sruns, controllers = append(sruns, peakOf(state)), append(controllers, peak(after, isController))
 		cpus = append(cpus, agentCPU+(state.UserTime()+state.SystemTime()).Seconds())
 	}
 	r.tell("rate", "MB/s", rates...)
 	r.add("memory_of_agent", "MB", boundMB, false, agents)
-	r.add("memory_of_supervisor", "MB", boundMB, false, supervisors)
+	if len(supervisors) > 0 {
+		r.add("memory_of_supervisor", "MB", boundMB, false, supervisors)
+	}
 	r.add("memory_of_srun", "MB", boundMB, false, sruns)
 	r.add("memory_of_controller", "MB", boundMB, false, controllers)
 	r.tell("cpu_agents_and_srun", "CPU s", cpus...)

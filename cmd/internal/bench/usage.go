@@ -119,7 +119,7 @@ func (r *run) supervisors() ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	real, err := filepath.EvalSymlinks(r.cluster.Dir())
+	own, err := os.Stat(r.cluster.Dir())
 	if err != nil {
 		return nil, err
 	}
@@ -133,8 +133,9 @@ func (r *run) supervisors() ([]int, error) {
 		if len(arguments) < 2 || filepath.Base(arguments[0]) != "muster-supervisor" {
 			continue
 		}
-		dir, err := filepath.EvalSymlinks(arguments[1])
-		if err != nil || !strings.HasPrefix(dir, real+string(filepath.Separator)) {
+		// ROOT/NODE/steps/STEP, where ROOT is the cluster's directory or a short name of it.
+		root, err := os.Stat(filepath.Dir(filepath.Dir(filepath.Dir(arguments[1]))))
+		if err != nil || !os.SameFile(root, own) {
 			continue
 		}
 		pid, err := strconv.Atoi(strings.Split(path, "/")[2])
