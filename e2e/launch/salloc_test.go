@@ -80,13 +80,13 @@ func sentAndWatched(t *testing.T, c *cluster.Cluster) {
 	}
 	script := c.Script("watched", `#!/bin/sh
 sbcast -f source `+dest+` || exit 1
-srun -n1 sh -c 'echo begin; read line; echo got $line' > out &
-until sattach -Q --layout $SLURM_JOB_ID.0 > /dev/null 2>&1; do sleep 0.1; done
-until sstat -nP -j $SLURM_JOB_ID.0 -o MaxRSS,NTasks > used && grep -q 'K|1\|M|1' used; do sleep 0.1; done
-echo hello | sattach $SLURM_JOB_ID.0
+sleep 30 | srun -n1 sh -c 'echo begin; read line; echo got $line' > out &
+for i in 1 2 3 4 5 6 7 8 9 10; do sstat -nP -j $SLURM_JOB_ID.0 -o MaxRSS,NTasks > used; grep -q "[KM]|1" used && break; sleep 0.2; done
+cat used
+echo hello | sattach -Q $SLURM_JOB_ID.0
 `)
 	out := c.RunWith(cluster.Command{Dir: c.Dir, Name: "salloc", Args: []string{"-Q", "-N1", script}, Timeout: time.Minute})
-	if out.Code != 0 || !strings.Contains(out.Stdout, "begin\ngot hello\n") {
+	if out.Code != 0 || !strings.Contains(out.Stdout, "begin\ngot hello\n") || !strings.Contains(out.Stdout, "|1\n") {
 		t.Errorf("exit %d, %q, %s", out.Code, out.Stdout, out.Stderr)
 	}
 	if got, err := os.ReadFile(dest); err != nil || string(got) != data {
