@@ -45,6 +45,10 @@ func (r Request) devices(v *vars, p Portion, i int) {
 	names := r.visible(sees)
 	for _, variable := range r.visibleVariables(sees) {
 		v.set(variable, names)
+		if variable == "CUDA_VISIBLE_DEVICES" && !slices.ContainsFunc(sees, func(n int) bool { return r.gpu(n).GetPci() == "" }) {
+			// The places are counted along the bus; CUDA's own order is fastest first.
+			v.setDefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+		}
 	}
 }
 

@@ -143,6 +143,10 @@ func TestAcceleratorsAreNamedAsLibrariesCountThem(t *testing.T) {
 		if got[c.name] != c.want || got["GPU_DEVICE_ORDINAL"] != c.want {
 			t.Errorf("%s: %s is %q, want %q", c.what, c.name, got[c.name], c.want)
 		}
+		detected := c.gpus != nil && c.gpus[0].Pci != ""
+		if order, counted := got["CUDA_DEVICE_ORDER"]; counted != detected || counted && order != "PCI_BUS_ID" {
+			t.Errorf("%s: CUDA_DEVICE_ORDER is %q; it is set exactly where places are counted along the bus", c.what, order)
+		}
 		vendors := 0
 		for _, name := range []string{"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"} {
 			if _, ok := got[name]; ok {

@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/muster-hpc/muster/proto/wiring"
 	nodev1 "github.com/muster-hpc/muster/proto/muster/node/v1"
+	"github.com/muster-hpc/muster/proto/wiring"
 )
 
 // DeviceFiles returns the device files that a process needs to use a device: the GPU's own (/dev/nvidiaN), those of the driver that all
