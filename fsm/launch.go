@@ -89,11 +89,15 @@ func validBind(text string, words, numbered, listed []string) bool {
 	if len(text) > maxBindBytes {
 		return false
 	}
-	rest, verbose := strings.CutPrefix(text, "verbose")
-	if rest, verbose = strings.CutPrefix(rest, ","); !verbose && rest == "" {
-		return true // "verbose" alone: the default, said aloud
-	} else if !verbose {
-		rest = text
+	if text == "verbose" {
+		return true // the default, said aloud
+	}
+	rest := text
+	if bind, said := strings.CutPrefix(text, "verbose,"); said {
+		if bind == "" {
+			return true
+		}
+		rest = bind
 	}
 	word, value, hasValue := strings.Cut(rest, ":")
 	switch {

@@ -30,7 +30,7 @@ func TestControllersThatAreAllSlowAreGivenLonger(t *testing.T) {
 			t.Errorf("after %d rounds the slack is %v, not %v", round+1, talk.slack, want)
 		}
 	}
-	for talk.out != nil && len(talk.out) > 0 {
+	for len(talk.out) > 0 {
 		talk.remove((<-talk.answers).x)
 	}
 }

@@ -96,9 +96,6 @@ func (a *Agent) bindPart(l *layout, p environ.Portion, first int) error {
 	return nil
 }
 
-// options are those of the step's first part here, which hold for what concerns all tasks of the node.
-func (l *layout) options() *apiv1.TaskOptions { return l.portions[0].Options }
-
 // own is what the step has on the node, of all parts; memory is that of the job if no part has its own.
 func (l *layout) own(order *nodev1.DesiredAttempt) (cpus, gpus notation.Mask, memoryMB uint64) {
 	var c, g []int

@@ -200,6 +200,19 @@ func (h host) Input(ctx context.Context, job, attempt, step uint32, offset uint6
 	return taken, err
 }
 
+func (h host) ResizeTerminal(ctx context.Context, job, attempt, step, rows, columns uint32) error {
+	err := h.Agent.ResizeTerminal(ctx, job, attempt, step, rows, columns)
+	switch {
+	case errors.Is(err, node.ErrNoStep):
+		err = serve.ErrNoStep
+	case errors.Is(err, node.ErrStepOver):
+		err = serve.ErrStepOver
+	case errors.Is(err, node.ErrNoTerminal):
+		err = serve.ErrNoTerminal
+	}
+	return err
+}
+
 func (h host) Place(job, attempt uint32) (serve.Place, bool, error) {
 	p, ok, err := h.Agent.Place(job, attempt)
 	return serve.Place(p), ok, err

@@ -379,12 +379,13 @@ func (c *client) serve() {
 	if bad := (*malformed)(nil); errors.As(err, &bad) {
 		c.s.c.Log.Warn("a task does not speak PMI", "rank", c.rank, "error", err)
 		how = "said something to the process manager that is not PMI (" + bad.text + ")"
-	} else if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+	} else if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
 		c.s.c.Log.Info("a task's connection broke", "rank", c.rank, "error", err)
 	}
 	c.s.leave(c.rank, how)
 }
 
+// read carries out commands; it returns why there are no more, never nil.
 func (c *client) read() error {
 	for {
 		var asked command
