@@ -116,8 +116,6 @@ func Handler(host Host, guard *rpc.Guard, log *slog.Logger) http.Handler {
 
 // nodeService is the NodeService.
 type nodeService struct {
-	nodev1connect.UnimplementedNodeServiceHandler // procedures of level 2 that this agent does not serve yet
-
 	host Host
 	log  *slog.Logger
 	puts chan struct{} // pieces of files that are being written
