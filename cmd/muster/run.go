@@ -53,6 +53,9 @@ If the job starts again after a failure that was not its own, the output goes on
 				return err
 			}
 			spec.Kind, spec.Args = apiv1.JobKind_JOB_KIND_RUN, args
+			if !detach && !spec.GetAutomaticRecovery() {
+				spec.Requeue = false // nobody would be there to see it start again
+			}
 			spec.TaskOptions.Label = label
 			if killByDefault(spec); c.Flags().Changed("kill-on-bad-exit") {
 				spec.TaskOptions.KillOnBadExit = killOnBadExit

@@ -49,19 +49,18 @@ func (t *task) start(plan *supervisorv1.StepPlan, program string, attr *syscall.
 	if err != nil {
 		return err
 	}
-	if traced && adjusts(plan) {
-		if err := adjust(plan, pid); err != nil { // it is stopped behind its exec
-			discard(pid)
-			return errNotAdjusted // the stage fails, too, and says why
-		}
-	}
-	t.pid = pid
 	if !traced {
+		t.pid = pid
 		return nil
 	}
-	var status *unix.WaitStatus
 	var used unix.Rusage
-	if status, t.untold = release(pid, &used); status != nil {
+	status, untold, err := release(pid, &used, func() error { return adjust(plan, pid) })
+	if err != nil {
+		discard(pid)
+		return errNotAdjusted // the stage fails, too, and says why
+	}
+	t.pid, t.untold = pid, untold
+	if status != nil {
 		t.reaped, t.usage = true, measured(nil, &used)
 		t.end(exitOf(*status))
 	}
@@ -92,9 +91,11 @@ func privileged(program, workDir string) bool {
 	return err == nil || !errors.Is(err, unix.ENODATA) && !errors.Is(err, unix.ENOTSUP)
 }
 
-// release waits until a task that was started traced has executed its program, tells it its process id and lets it go. The
-// status is not nil if it has ended instead, which is collected with that. An error says why it has no SLURM_TASK_PID.
-func release(pid int, used *unix.Rusage) (*unix.WaitStatus, error) {
+// release waits until a task that was started traced has executed its program, has adjust do what is to be done before its first
+// instruction, tells it its process id and lets it go. Not earlier: an exec that is not over takes the stack's limit back. The status
+// is not nil if the task has ended instead, which is collected with that. untold says why it has no SLURM_TASK_PID. With an
+// error, which is adjust's, it is still stopped.
+func release(pid int, used *unix.Rusage, adjust func() error) (ended *unix.WaitStatus, untold, err error) {
 	var told error
 	var later []unix.Signal
 	for {
@@ -102,17 +103,20 @@ func release(pid int, used *unix.Rusage) (*unix.WaitStatus, error) {
 		if _, err := unix.Wait4(pid, &status, unix.WALL, used); errors.Is(err, unix.EINTR) {
 			continue
 		} else if err != nil {
-			return nil, fmt.Errorf("waiting for the exec of process %d: %w", pid, err)
+			return nil, fmt.Errorf("waiting for the exec of process %d: %w", pid, err), nil
 		}
 		if !status.Stopped() {
-			return &status, nil
+			return &status, nil, nil
 		}
 		if sig := status.StopSignal(); sig != unix.SIGTRAP { // it came in between, and is delivered when the task is free
 			later = append(later, sig)
 			if err := unix.PtraceCont(pid, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-				return nil, fmt.Errorf("letting process %d come to its exec: %w", pid, err)
+				return nil, fmt.Errorf("letting process %d come to its exec: %w", pid, err), nil
 			}
 			continue
+		}
+		if err := adjust(); err != nil {
+			return nil, nil, err
 		}
 		told = tellPID(pid)
 		if err := unix.PtraceDetach(pid); err != nil && !errors.Is(err, unix.ESRCH) { // killed: its end is collected as usual
@@ -121,7 +125,7 @@ func release(pid int, used *unix.Rusage) (*unix.WaitStatus, error) {
 		for _, sig := range later {
 			_ = unix.Kill(pid, sig) // it may be gone
 		}
-		return nil, told
+		return nil, told, nil
 	}
 }
 

@@ -131,6 +131,7 @@ func (r *run) part(line *option.Set, words []string) (*option.Set, *apiv1.JobSpe
 		return nil, nil, err
 	}
 	spec.Kind, spec.Args, spec.CommandLine = apiv1.JobKind_JOB_KIND_RUN, words, words[0]
+	spec.Requeue, spec.AutomaticRecovery = false, false // nobody would be there to see it start again
 	if r.job != 0 && submit.NoGres(options) {
 		spec.Resources.Gres = []*apiv1.GresRequest{{Name: "gpu"}} // none of what the job has
 	}

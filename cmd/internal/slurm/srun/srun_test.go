@@ -148,7 +148,7 @@ func TestAJobOfItsOwnWaitsAndRuns(t *testing.T) {
 			t.Errorf("%+v", got)
 		}
 		spec := c.Submitted[0].GetSpec()
-		if spec.GetKind() != apiv1.JobKind_JOB_KIND_RUN || spec.GetName() != "name" || spec.GetPartitions()[0] != "main" || spec.GetResources().GetNodesMin() != 2 {
+		if spec.GetKind() != apiv1.JobKind_JOB_KIND_RUN || spec.GetRequeue() || spec.GetName() != "name" || spec.GetPartitions()[0] != "main" || spec.GetResources().GetNodesMin() != 2 {
 			t.Errorf("submitted %v", spec)
 		}
 	})
