@@ -132,8 +132,10 @@ func (r *run) part(line *option.Set, words []string) (*option.Set, *apiv1.JobSpe
 	}
 	spec.Kind, spec.Args, spec.CommandLine = apiv1.JobKind_JOB_KIND_RUN, words, words[0]
 	spec.Requeue, spec.AutomaticRecovery = false, false // nobody would be there to see it start again
-	if r.job != 0 && submit.NoGres(options) {
-		spec.Resources.Gres = []*apiv1.GresRequest{{Name: "gpu"}} // none of what the job has
+	if r.job != 0 && (submit.NoGres(line) || submit.NoGres(options)) {
+		none := spec.Resources // none of what the job has; what the line says goes before what the job's variables say
+		none.GpusPerNode, none.GpusTotal, none.GpusPerTask, none.GpusOption = 0, 0, 0, ""
+		none.Gres = []*apiv1.GresRequest{{Name: "gpu"}}
 	}
 	return options, spec, r.readTaskOptions(options, spec.GetTaskOptions())
 }

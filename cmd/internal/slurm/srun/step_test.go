@@ -191,6 +191,18 @@ func TestOptionsReachTheStep(t *testing.T) {
 		"--gres=none x": func(s *apiv1.StepSpec) bool {
 			return len(s.Resources.Gres) == 1 && s.Resources.Gres[0].Count == 0 && s.Resources.GpusPerNode == 0 && !s.TaskOptions.KillOnBadExit
 		},
+		"--gres=gpu:0 x": func(s *apiv1.StepSpec) bool {
+			return len(s.Resources.Gres) == 1 && s.Resources.Gres[0].Count == 0 && s.Resources.GpusPerNode == 0 && s.Resources.GpusTotal == 0 && s.Resources.GpusPerTask == 0
+		},
+		"--gpus=0 x": func(s *apiv1.StepSpec) bool {
+			return len(s.Resources.Gres) == 1 && s.Resources.Gres[0].Count == 0 && s.Resources.GpusPerNode == 0 && s.Resources.GpusTotal == 0 && s.Resources.GpusPerTask == 0
+		},
+		"--gpus-per-task=0 -n2 x": func(s *apiv1.StepSpec) bool {
+			return len(s.Resources.Gres) == 1 && s.Resources.Gres[0].Count == 0 && s.Resources.GpusPerNode == 0 && s.Resources.GpusTotal == 0 && s.Resources.GpusPerTask == 0
+		},
+		"--gpus-per-node=0 x": func(s *apiv1.StepSpec) bool {
+			return len(s.Resources.Gres) == 1 && s.Resources.Gres[0].Count == 0 && s.Resources.GpusPerNode == 0 && s.Resources.GpusTotal == 0 && s.Resources.GpusPerTask == 0
+		},
 		"--ntasks-per-gpu=2 --gpus=4 x": func(s *apiv1.StepSpec) bool {
 			return s.Resources.NtasksPerGpu == 2 && s.Resources.GpusTotal == 4 && s.Resources.Ntasks == 0
 		},

@@ -265,12 +265,24 @@ func readGres(o *option.Set, r *apiv1.ResourceRequest) error {
 	return nil
 }
 
-// NoGres tells whether --gres=none asks a step for no device at all, where it would get those of its job.
+// NoGres tells whether the options ask a step for no device at all, where it would get those of its job: --gres=none, or no GPU by any of
+// the options that ask for some (--gres=gpu:0, --gpus=0) and nothing else.
 func NoGres(o *option.Set) bool {
-	v, ok := o.Get("gres")
-	if !ok {
-		return false
+	asked := false
+	if v, ok := o.Get("gres"); ok {
+		list, err := value.GresList(v.Text)
+		if err != nil || slices.ContainsFunc(list, func(g *apiv1.GresRequest) bool { return g.Count > 0 }) {
+			return false
+		}
+		asked = true
 	}
-	list, err := value.GresList(v.Text)
-	return err == nil && len(list) == 0
+	for _, name := range []string{"gpus", "gpus-per-node", "gpus-per-task"} {
+		if v, ok := o.Get(name); ok {
+			if _, n, err := value.GPUs(v.Text); err != nil || n > 0 {
+				return false
+			}
+			asked = true
+		}
+	}
+	return asked
 }
