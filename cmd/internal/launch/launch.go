@@ -39,6 +39,8 @@ const (
 	inputPiece = 64 << 10
 	// longestLine is the longest line that is kept whole for a label; a longer one is broken.
 	longestLine = 1 << 20
+	// unpreparedSignal marks tasks that could not be prepared; no bound, but what agents report.
+	unpreparedSignal = 53
 )
 
 // Cluster is the part of rpc/client.Client that an attachment needs.
@@ -423,9 +425,12 @@ func (r *nodeReader) isSilent() bool {
 
 // explain says why the step ended if it did not end by itself.
 func (a *attachment) explain(ctx context.Context) {
-	forced := false
+	forced, said := false, ""
 	for _, reader := range a.nodes {
 		for _, exit := range reader.exits {
+			if unprepared(exit) {
+				said = exit.GetLaunchError()
+			}
 			forced = forced || exit.GetEndedBySupervisor()
 		}
 	}
@@ -436,7 +441,7 @@ func (a *attachment) explain(ctx context.Context) {
 			a.step = answer.GetStep()
 		}
 	}
-	if sentence := a.step.GetEndSentence(); sentence != "" && a.step.GetState() != apiv1.StepState_STEP_STATE_COMPLETED {
+	if sentence := a.step.GetEndSentence(); sentence != "" && sentence != said && a.step.GetState() != apiv1.StepState_STEP_STATE_COMPLETED {
 		a.printer.message("error: step %d.%d: %s", a.options.Job, a.options.Step, sentence)
 	}
 }
@@ -468,15 +473,23 @@ func (a *attachment) outcome() Outcome {
 }
 
 // ExitCode is the exit code of a shell for such an end: 128 plus the signal's number for a signal, 2 for a program
-// that could not be executed.
+// that could not be executed, 1 for tasks that could not be prepared (a file that cannot be opened).
 func ExitCode(exit *apiv1.TaskExit) int {
 	switch {
+	case unprepared(exit):
+		return 1
 	case exit.GetSignal() != 0:
 		return 128 + int(exit.GetSignal())
 	case exit.GetLaunchError() != "" && exit.GetCode() == 0:
 		return 2
 	}
 	return int(exit.GetCode())
+}
+
+// unprepared tells whether tasks failed before any could be executed. Their signal is not one that ended them: it is the number
+// with which the node marks that (Slurm's 0:53), and only LaunchError says why.
+func unprepared(exit *apiv1.TaskExit) bool {
+	return exit.GetLaunchError() != "" && exit.GetSignal() == unpreparedSignal
 }
 
 // ended tells whether a step's record shows its end.

@@ -101,6 +101,31 @@ func TestSignalsAndMissingPrograms(t *testing.T) {
 	})
 }
 
+func TestTasksThatCouldNotBePreparedSayWhyAndAreNoSignal(t *testing.T) {
+	const why = "The standard output /no/x-0 cannot be opened: No such file or directory."
+	for name, test := range map[string]struct {
+		sentence, want string
+	}{
+		"the record does not show the end": {"", "srun: error: n1: " + why + "\n"},
+		"the record says the same":         {why, "srun: error: n1: " + why + "\n"},
+		"the record says more":             {"node n2 failed", "srun: error: n1: " + why + "\nsrun: error: step 6.0: node n2 failed\n"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := cluster(t, &slurmtest.Agent{Exits: []*apiv1.TaskExit{{FirstRank: 0, Count: 2, Signal: 53, LaunchError: why}}})
+			if test.sentence != "" {
+				c.StepList[0].State, c.StepList[0].EndSentence = apiv1.StepState_STEP_STATE_FAILED, test.sentence
+			}
+			_, errs, outcome, err := attach(t, c, nil)
+			if err != nil || errs != test.want || outcome.ExitCode != 1 {
+				t.Errorf("%s: stderr %q, code %d, %v", name, errs, outcome.ExitCode, err)
+			}
+		})
+	}
+	if code := launch.ExitCode(&apiv1.TaskExit{Signal: 53}); code != 128+53 {
+		t.Errorf("a task that a signal 53 ended gives %d", code)
+	}
+}
+
 func TestStdinGoesToAllOrToOne(t *testing.T) {
 	for _, test := range []struct {
 		rank     int

@@ -153,6 +153,10 @@ func (p *printer) report(node string, exits []*apiv1.TaskExit) {
 		ranks[text] = append(ranks[text], exit)
 	}
 	for _, text := range order {
+		if unprepared(ranks[text][0]) { // it is no end of a task: the node says why there was none
+			p.message("error: %s: %s", node, text)
+			continue
+		}
 		list, many := foldRanks(ranks[text])
 		word := "task"
 		if many {
@@ -165,6 +169,8 @@ func (p *printer) report(node string, exits []*apiv1.TaskExit) {
 // describe says how a task ended; empty for exit code 0.
 func describe(exit *apiv1.TaskExit) string {
 	switch {
+	case unprepared(exit):
+		return exit.GetLaunchError()
 	case exit.GetOutOfMemory():
 		return "Out Of Memory"
 	case exit.GetSignal() != 0:
