@@ -421,9 +421,11 @@ func TestAPrepareThatCannotSucceedSaysWhoseFaultItIs(t *testing.T) {
 	t.Run("missing output folder", func(t *testing.T) {
 		f := newFake(t)
 		f.begin(filepath.Join(t.TempDir(), "agent"), nil)
-		f.batch(16, t.TempDir(), "#!/bin/sh\n", func(d *nodev1.DesiredAttempt) { d.Job.Spec.StdoutPath = "no/such/folder/x.out" })
+		f.batch(16, t.TempDir(), "#!/bin/sh\n", func(d *nodev1.DesiredAttempt) {
+			d.Job.Spec.StdoutPath, d.Job.Status.Restarts = "no/such/folder-%r/x.out", 2
+		})
 		f.eventually("prepare failed", func() bool { return f.failed(16) != nil })
-		if p := f.failed(16); !p.GetUsersFault() || !strings.Contains(p.GetSentence(), "no/such/folder") {
+		if p := f.failed(16); !p.GetUsersFault() || !strings.Contains(p.GetSentence(), "no/such/folder-2/x.out") {
 			t.Errorf("it said %v", p)
 		}
 	})

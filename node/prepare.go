@@ -248,6 +248,7 @@ func (a *Agent) names(order *nodev1.DesiredAttempt, rank uint32) environ.Names {
 	return environ.Names{
 		JobID: order.GetJob().GetId(), StepID: step.GetStep().GetId(), JobName: order.GetJob().GetSpec().GetName(),
 		User: order.GetJob().GetOwner().GetUser(), Node: a.cfg.Spec.GetName(), NodeIndex: step.GetNodeIndex(), Rank: rank,
+		Restarts: order.GetJob().GetStatus().GetRestarts(),
 	}
 }
 

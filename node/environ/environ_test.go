@@ -275,8 +275,8 @@ func TestARestartSaysSo(t *testing.T) {
 
 func TestFilenamePatterns(t *testing.T) {
 	n := Names{JobID: 128, StepID: 0, JobName: "train", User: "eva", Node: "n3", NodeIndex: 2, Rank: 11}
-	batch := n
-	batch.StepID = BatchStep
+	batch, again := n, n
+	batch.StepID, again.Restarts = BatchStep, 2
 	for _, c := range []struct {
 		names   Names
 		pattern string
@@ -285,7 +285,7 @@ func TestFilenamePatterns(t *testing.T) {
 		{n, "job%J.out", "job128.0.out"}, {n, "job%4j.out", "job0128.out"}, {n, "job%j-%2t.out", "job128-11.out"},
 		{n, "%x_%A_%a.%u@%N", "train_128_4294967294.eva@n3"}, {n, "%n.%s.%t", "2.0.11"}, {n, "100%%", "100%"}, {n, "%5t", "00011"},
 		{n, "%99j", "0000000128"}, {n, "%q%", "%q%"}, {n, `a\%j`, "a%j"}, {n, "%3", "%3"}, {n, "", ""}, {n, "%4x", "train"},
-		{batch, "%s %J", "batch 128.batch"}, {batch, "slurm-%j.out", "slurm-128.out"},
+		{n, "x-%r", "x-0"}, {again, "x-%r-%3r", "x-2-002"}, {batch, "%s %J", "batch 128.batch"}, {batch, "slurm-%j.out", "slurm-128.out"},
 	} {
 		if got := c.names.Expand(c.pattern); got != c.want {
 			t.Errorf("%q gave %q, want %q", c.pattern, got, c.want)

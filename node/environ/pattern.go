@@ -22,6 +22,8 @@ type Names struct {
 	NodeIndex uint32
 	// Rank is %t.
 	Rank uint32
+	// Restarts is %r: how often the job was started again before, as in SLURM_RESTART_COUNT.
+	Restarts uint32
 }
 
 // noArrayTask is %a of a job that is not part of an array.
@@ -85,6 +87,8 @@ func (n Names) letter(letter byte, pad int) (string, bool) {
 		return n.Node, true
 	case 'n':
 		return number(n.NodeIndex), true
+	case 'r':
+		return number(n.Restarts), true
 	case 't':
 		return number(n.Rank), true
 	case 'u':
