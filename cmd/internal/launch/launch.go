@@ -16,6 +16,7 @@ import (
 	apiv1 "github.com/muster-hpc/muster/proto/muster/api/v1"
 	"github.com/muster-hpc/muster/proto/muster/api/v1/apiv1connect"
 	"github.com/muster-hpc/muster/proto/muster/node/v1/nodev1connect"
+	"github.com/muster-hpc/muster/proto/notation"
 )
 
 // Bounds of an attachment; each is a row of docs/limits.md.
@@ -82,6 +83,9 @@ type Options struct {
 	Terminal *Terminal
 	// Resized tells that the size of Terminal has changed.
 	Resized <-chan os.Signal
+	// Abandon, if set, ends the attachment when it is closed: nodes that have not told the ends of their tasks are not waited for
+	// any longer. They are named in a message.
+	Abandon <-chan struct{}
 	// Quiet leaves out the messages about how tasks ended.
 	Quiet bool
 	// Created is the answer of CreateStep, if the caller has it: it saves a question.
@@ -106,6 +110,9 @@ type Outcome struct {
 
 // ErrOutput means that output could not be written: the reader of a pipe is gone or a disk is full.
 var ErrOutput = errors.New("cannot write the output of tasks")
+
+// ErrAbandoned means that Options.Abandon was closed before the ends of all tasks were known.
+var ErrAbandoned = errors.New("the end of the step is not waited for any longer")
 
 // Attach streams the step's output and stdin until the exits of all tasks are known.
 // It returns ctx.Err() when ctx ends first, and an error that wraps ErrOutput when output cannot be written; the step
@@ -218,6 +225,8 @@ func (a *attachment) run(parent context.Context) (Outcome, error) {
 	}
 	for !a.finished() {
 		select {
+		case <-a.options.Abandon:
+			return a.abandon()
 		case <-parent.Done():
 			return a.outcome(), parent.Err()
 		case <-a.printer.failed:
@@ -237,6 +246,26 @@ func (a *attachment) run(parent context.Context) (Outcome, error) {
 	}
 	a.explain(ctx)
 	return a.outcome(), nil
+}
+
+// abandon says which nodes are not waited for any longer.
+func (a *attachment) abandon() (Outcome, error) {
+	a.printer.flush()
+	var silent []string
+	for _, reader := range a.nodes {
+		if !reader.done {
+			silent = append(silent, reader.share.GetNode())
+		}
+	}
+	if len(silent) > 0 {
+		nodes, until := "node "+silent[0]+" is", "it answers or is lost"
+		if len(silent) > 1 {
+			notation.Sort(silent)
+			nodes, until = "nodes "+notation.Fold(silent)+" are", "they answer or are lost"
+		}
+		a.printer.message("error: %s not responding; step %d.%d was told to end, and does so when %s", nodes, a.options.Job, a.options.Step, until)
+	}
+	return a.outcome(), ErrAbandoned
 }
 
 // spawn runs f in a goroutine that run waits for.

@@ -5,8 +5,9 @@
 //   - Its exit code is the highest of its tasks' exit codes, a signal counting as 128 plus its number.
 //   - A mistake on the command line costs no round trip.
 //   - Losing controllers, agents or connections does not end it.
-//   - When it is interrupted twice, terminated or hung up on, it ends its step (or its job). When it is killed with
-//     SIGKILL it cannot: the step goes on and ends with its job.
+//   - When it is interrupted twice, terminated or hung up on, it ends its step (or its job), and waits for that end
+//     for a bounded time: nodes that do not answer are named and left. When it is killed with SIGKILL it cannot: the step goes on
+//     and ends with its job.
 //   - A step that has to wait for other steps of its job is not there until it has its devices: giving up leaves nothing behind.
 //   - The terminal is as it was when srun ends, however it ends, but for SIGKILL.
 //

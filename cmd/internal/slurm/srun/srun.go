@@ -129,7 +129,10 @@ func launchAddress(controllers []string) []byte {
 
 // lost says why an attachment ended before its step did.
 func (r *run) lost(err error) int {
+	var left *leftError
 	switch {
+	case errors.As(err, &left):
+		return left.code
 	case errors.Is(err, context.Canceled):
 		return 128 + int(syscall.SIGINT)
 	case errors.Is(err, syscall.EPIPE):

@@ -244,6 +244,95 @@ func TestSignalsAreForwardedAndTermEndsTheStep(t *testing.T) {
 	})
 }
 
+// deaf runs a step on n1, whose task ends when it is told to, and n2, which never answers.
+func deaf(t *testing.T, words []string, drive func(signals chan<- os.Signal)) (code int, stderr string, took time.Duration, c *slurmtest.Cluster) {
+	release := make(chan struct{})
+	c = twoAgents(t, &slurmtest.Agent{Release: release, Exits: slurmtest.Ends(0, 1, 0, 15)}, &slurmtest.Agent{Release: make(chan struct{})})
+	s, _, errs := c.Session(t, append([]string{"srun"}, words...)...)
+	s.Environ, s.Now = inside, time.Now
+	signals := make(chan os.Signal, 4)
+	s.Signals = func(...os.Signal) (<-chan os.Signal, func()) { return signals, func() {} }
+	begin := time.Now()
+	go func() {
+		synctest.Wait()
+		drive(signals)
+		close(release)
+	}()
+	code = Run(t.Context(), s)
+	return code, errs.String(), time.Since(begin), c
+}
+
+const notResponding = "srun: error: node n2 is not responding; step 6.0 was told to end, and does so when it answers or is lost\n"
+
+func TestANodeThatDoesNotAnswerIsNotWaitedForWithoutEnd(t *testing.T) {
+	for name, test := range map[string]struct {
+		words []string
+		send  []os.Signal
+		code  int
+	}{
+		"TERM":         {[]string{"sleep", "9"}, []os.Signal{syscall.SIGTERM}, 143},
+		"TERM twice":   {[]string{"sleep", "9"}, []os.Signal{syscall.SIGTERM, syscall.SIGCONT, syscall.SIGTERM}, 143}, // as from timeout
+		"two Ctrl-C":   {[]string{"sleep", "9"}, []os.Signal{syscall.SIGINT, syscall.SIGINT}, 130},
+		"after --wait": {[]string{"--wait=1", "sleep", "9"}, nil, 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			code, stderr, took, c := deaf(t, test.words, func(signals chan<- os.Signal) {
+				for _, s := range test.send {
+					signals <- s
+					synctest.Wait()
+				}
+			})
+			ends := 0
+			for _, r := range c.Cancelled {
+				if r.GetSignal() == 0 {
+					ends++
+				}
+			}
+			if code != test.code || !strings.HasSuffix(stderr, notResponding) || ends != 1 || strings.Count(stderr, "got SIGTERM") > 1 ||
+				took < usualGrace+afterGrace || took > usualGrace+afterGrace+2*time.Second {
+				t.Errorf("%s: code %d after %v, %d ends, %s", name, code, took, ends, stderr)
+			}
+		})
+	}
+}
+
+func TestTheWaitForSilentNodesFollowsTheJobsGrace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		c := twoAgents(t, &slurmtest.Agent{Release: release}, &slurmtest.Agent{Release: release})
+		c.Change(6, func(j *apiv1.Job) { j.Spec.KillGraceS = 300 })
+		s, _, errs := c.Session(t, "srun", "sleep", "9")
+		s.Environ, s.Now = inside, time.Now
+		signals := make(chan os.Signal, 1)
+		s.Signals = func(...os.Signal) (<-chan os.Signal, func()) { return signals, func() {} }
+		signals <- syscall.SIGHUP
+		begin := time.Now()
+		code := Run(t.Context(), s)
+		if took := time.Since(begin); code != 129 || took < 300*time.Second+afterGrace || took > 302*time.Second+afterGrace ||
+			!strings.Contains(errs.String(), "nodes n[1-2] are not responding; step 6.0 was told to end, and does so when they answer or are lost\n") {
+			t.Errorf("code %d after %v, %s", code, took, errs)
+		}
+	})
+}
+
+func TestASignalAfterTheOrderOfAnEndEndsSrunAtOnce(t *testing.T) {
+	for _, test := range []struct {
+		second syscall.Signal
+		code   int
+	}{{syscall.SIGTERM, 143}, {syscall.SIGHUP, 129}, {syscall.SIGINT, 130}} {
+		synctest.Test(t, func(t *testing.T) {
+			code, stderr, took, _ := deaf(t, []string{"sleep", "9"}, func(signals chan<- os.Signal) {
+				signals <- syscall.SIGTERM
+				time.Sleep(2 * time.Second) // virtual
+				signals <- test.second
+			})
+			if code != test.code || took > 3*time.Second || !strings.Contains(stderr, "not waiting for the end of step 6.0; it is being ended\n") {
+				t.Errorf("%v: code %d after %v, %s", test.second, code, took, stderr)
+			}
+		})
+	}
+}
+
 func TestAJobThatEndsAlreadyIsSaidOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})

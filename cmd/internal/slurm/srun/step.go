@@ -165,13 +165,15 @@ func (r *run) follow(ctx context.Context, cluster session.Cluster, step *apiv1.S
 		control.end(ctx)
 		return launch.Outcome{}, err
 	}
+	abandoned := make(chan struct{})
+	control.abandon = func() { close(abandoned) }
 	stop := control.listen(ctx)
 	defer stop()
 	options := launch.Options{
 		Program: r.s.Program, Job: step.GetJobId(), Attempt: step.GetAttempt(), Step: step.GetId(),
 		Label: r.spec.GetTaskOptions().GetLabel(), Stdout: f.stdout, Stderr: f.stderr, Messages: r.s.Stderr, StdinRank: r.streams.stdinRank,
 		NoStdout: r.streams.noStdout, NoStderr: r.streams.noStderr, OnlyStdout: r.streams.onlyStdout, OnlyStderr: r.streams.onlyStderr,
-		Created: step, Shares: shares, Trace: r.trace, Progress: &r.progress,
+		Created: step, Shares: shares, Trace: r.trace, Progress: &r.progress, Abandon: abandoned,
 	}
 	if r.streams.stdin {
 		options.Stdin = f.stdin
@@ -192,8 +194,20 @@ func (r *run) follow(ctx context.Context, cluster session.Cluster, step *apiv1.S
 	if errors.Is(err, launch.ErrOutput) {
 		control.end(context.WithoutCancel(ctx))
 	}
-	return outcome, err
+	return outcome, control.left(err)
 }
+
+// leftError is that the end of a step was not waited for, which was said.
+type leftError struct {
+	code  int // srun's exit code
+	cause error
+}
+
+// Error says why.
+func (e *leftError) Error() string { return e.cause.Error() }
+
+// Unwrap is why.
+func (e *leftError) Unwrap() error { return e.cause }
 
 // startTerminal gives the keys to the step, now that there is somebody who reads them. Until then Ctrl-C is heard by srun.
 func (r *run) startTerminal() {
